@@ -7,7 +7,6 @@ until it can be read again; the other cards go on meanwhile.
 """
 
 import functools
-import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeV
 
 import pynvml  # type: ignore[import-untyped]
 
+from mgpu import log
 from mgpu.errors import NotCapable
 from mgpu.model import Device
 
@@ -26,7 +26,6 @@ MAX_AGE_S = 1.0
 RECONNECT_AFTER_S = 10.0
 SIMULATED_MARK = "(simulated)"
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -93,13 +92,11 @@ class Devices:
 
     def cards(self) -> Tuple[Card, ...]:
         """Every card ever seen, in NVML's order, read now unless the last reading is fresh."""
-        with self._lock:
-            if time.monotonic() - self._read_at >= self._max_age_s:
-                self._refresh()
-                self._read_at = time.monotonic()
-            if self._failure is not None:
-                raise self._failure
-            return self._cards
+        return self._read(self._max_age_s)
+
+    def fresh_cards(self) -> Tuple[Card, ...]:
+        """As ``cards``, but read after this call began (for a comparison with other figures)."""
+        return self._read(0.0)
 
     def inventory(self) -> Tuple[Device, ...]:
         """The devices, lost ones too, in NVML's order."""
@@ -126,6 +123,15 @@ class Devices:
         """The driver's version, e.g. ``580.95.05``."""
         self.cards()
         return self._driver_version
+
+    def _read(self, max_age_s: float) -> Tuple[Card, ...]:
+        with self._lock:
+            if time.monotonic() - self._read_at >= max_age_s:
+                self._refresh()
+                self._read_at = time.monotonic()
+            if self._failure is not None:
+                raise self._failure
+            return self._cards
 
     def _refresh(self) -> None:
         self._failure = None
@@ -183,9 +189,9 @@ class Devices:
         for card in cards:
             was = before.get(card.device.uuid, "")
             if card.lost and card.lost != was:
-                log.error("device lost", extra={"device": card.device.uuid, "reason": card.lost})
+                log.error("device.lost", device=card.device.uuid, reason=card.lost)
             elif was and not card.lost:
-                log.info("device back", extra={"device": card.device.uuid, "reason": was})
+                log.event("device.back", device=card.device.uuid, was=was)
         self._cards = tuple(sorted(cards, key=lambda card: card.device.index))
 
 
@@ -310,7 +316,7 @@ def _open_nvml(known: Dict[str, Device]) -> _Listing:
             listing.cards.append((_identify(handle, index, known), handle))
         except pynvml.NVMLError as error:
             listing.unreadable[index] = _reason(error)
-            log.warning("device unreadable", extra={"device": index, "reason": str(error)})
+            log.warning("device.unreadable", index=index, reason=_reason(error))
     return listing
 
 
