@@ -199,7 +199,7 @@ class Ledger:
         """
         with self.transaction():
             recorded = self.get(container_id)
-            if cgroup is not None and recorded.cgroup != cgroup:
+            if cgroup is not None and not _same_cgroup(recorded.cgroup, cgroup):
                 raise _no_container(container_id)
             self._file.write("DELETE FROM container WHERE container_id = ?", container_id)
             return recorded
@@ -319,6 +319,10 @@ def _no_container(text: str) -> NotFound:
 
 def _begins(container: Container, text: str) -> bool:
     return container.container_id.startswith(text)
+
+
+def _same_cgroup(one: Cgroup, other: Cgroup) -> bool:
+    return (one.hierarchy, one.inode) == (other.hierarchy, other.inode)
 
 
 def _cgroup_columns(cgroup: Cgroup) -> Tuple[object, ...]:

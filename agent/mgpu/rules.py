@@ -59,7 +59,9 @@ def parse_device_index(value: object) -> int:
 def parse_policy(value: object) -> Policy:
     """A compute_policy by number (0, 1, 2) or by name (``fixed-share``)."""
     for policy in Policy:
-        if not isinstance(value, bool) and value in (policy.label, str(policy.value), policy.value):
+        if value in (policy.label, str(policy.value)) or (
+            type(value) is int and value == policy.value  # not a bool, not 1.0
+        ):
             return policy
     known = ", ".join(f"{policy.value} {policy.label}" for policy in Policy)
     raise BadInput(f"policy {shown(value)}", "no such compute_policy", f"choose one of {known}")
@@ -85,10 +87,12 @@ def check(request: Request) -> List[str]:
 
 def per_card(request: Request) -> CardShare:
     """The even split of ``request`` over its cards. Raises RuleBroken where there is none."""
-    if request.cards > MAX_CARDS_PER_CONTAINER:
+    if request.core < 1:
+        raise RuleBroken(f"core {request.core}", "core starts at 1", "ask for core 1 to 99, or 100")
+    if not 1 <= request.cards <= MAX_CARDS_PER_CONTAINER:
         raise RuleBroken(
             f"cards {request.cards}",
-            f"a container holds at most {MAX_CARDS_PER_CONTAINER} cards",
+            f"a container holds 1 to {MAX_CARDS_PER_CONTAINER} cards",
             f"ask for 1 to {MAX_CARDS_PER_CONTAINER}",
         )
     if request.memory_mib is None:
@@ -161,7 +165,7 @@ def _check_container(request: Request) -> None:
         raise RuleBroken(
             "container with RDMA devices",
             "peer access over RDMA goes past the card's share",
-            "give it whole cards without mgpu, or take the RDMA devices away",
+            "take the RDMA devices away, or give it its cards without mgpu",
         )
 
 
@@ -230,16 +234,18 @@ def _several_cards(core: int, memory_mib: int, request: Request) -> CardShare:
             asked,
             f"that is {memory_mib // cards} MiB a card, and a share over several cards has "
             f"{least} to {most} MiB on each",
-            f"ask for memory {cards * least} to {cards * most} MiB",
+            f"ask for memory {cards * least} to {cards * most}",
         )
     return CardShare(cards, core // cards, memory_mib // cards)
 
 
 def _core_form(request: Request) -> RuleBroken:
+    most = MAX_CARDS_PER_CONTAINER * WHOLE_CARD_CORE
+    next_whole = min(most, (request.core // WHOLE_CARD_CORE + 1) * WHOLE_CARD_CORE)
     return RuleBroken(
         describe(request),
         "core on one card is 1 to 99, or a multiple of 100 for whole cards",
-        f"ask for core 1 to 99, or {-(-request.core // WHOLE_CARD_CORE) * WHOLE_CARD_CORE}",
+        f"ask for core 1 to 99, or {next_whole} without memory",
     )
 
 
@@ -267,11 +273,14 @@ def _warnings(request: Request, share: CardShare) -> List[str]:
     found = []
     weight, memory_mib = share.compute_weight, share.memory_mib
     if weight % RECOMMENDED_CORE_STEP:
-        found.append(f"core {weight} a card: recommended are steps of {RECOMMENDED_CORE_STEP}")
+        found.append(
+            f"core {weight} a card: recommended is {RECOMMENDED_CORE_STEP} or more, "
+            f"in steps of {RECOMMENDED_CORE_STEP}"
+        )
     if memory_mib is not None and memory_mib < RECOMMENDED_MEMORY_MIB:
         found.append(
-            f"memory {memory_mib} MiB: recommended are {RECOMMENDED_MEMORY_MIB} MiB or more; "
-            "a CUDA context alone takes some hundred"
+            f"memory {memory_mib} MiB: recommended is {RECOMMENDED_MEMORY_MIB} MiB or more, "
+            "as a CUDA context alone takes some hundred"
         )
     if request.containers_in_pod > RECOMMENDED_CONTAINERS_IN_POD:
         found.append(

@@ -266,7 +266,8 @@ def _file_system(path: Path) -> Tuple[bool, bool]:
         found = os.statvfs(str(path.parent))
     except OSError:
         return False, False
-    return found.f_bavail == 0, bool(found.f_flag & os.ST_RDONLY)
+    no_inode = found.f_files > 0 and found.f_ffree == 0
+    return found.f_bfree == 0 or no_inode, bool(found.f_flag & os.ST_RDONLY)
 
 
 def ordered(columns: Sequence[str]) -> str:

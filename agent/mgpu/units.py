@@ -9,7 +9,9 @@ from mgpu.model import MIB
 LARGEST_NUMBER = 10**9  # beyond any core, MiB, index or PID; keeps arithmetic and messages small
 SHOWN_CHARACTERS = 40
 
-_DIGITS = re.compile(r"[0-9]{1,10}\Z")  # not \d, which takes every script's digits
+_DIGITS = re.compile(r"[0-9]+\Z")  # not \d, which takes every script's digits
+_NEGATIVE = re.compile(r"-[0-9]+\Z")
+_DIGITS_READ = 12  # longer is huge, or padded with zeros for no good reason
 
 
 def shown(value: object) -> str:
@@ -39,15 +41,12 @@ def whole_number(value: object, name: str, example: str, least: int = 0) -> int:
 
 def _digits(value: object) -> Optional[int]:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        if _DIGITS.match(value):
-            return int(value)
-        if re.match(r"-[0-9]{1,10}\Z", value):
-            return int(value)  # a number, and below every least: the message should say so
-        if re.match(r"[0-9]+\Z", value):
-            return LARGEST_NUMBER + 1  # many digits: no need to know which
-    return None
+        return int(value)
+    if not isinstance(value, str):
+        return None
+    if _DIGITS.match(value):
+        return int(value) if len(value) <= _DIGITS_READ else LARGEST_NUMBER + 1
+    return -1 if _NEGATIVE.match(value) else None  # below every least: the refusal should say so
 
 
 def mib_down(size_bytes: int) -> int:
