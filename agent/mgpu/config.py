@@ -262,7 +262,7 @@ def _read(path: Path) -> str:
             str(path), f"larger than {LARGEST_FILE_BYTES} bytes", "name the agent's own file"
         )
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigInvalid(
