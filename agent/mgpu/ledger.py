@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 from mgpu.errors import Conflict, NotFound
 from mgpu.model import Cgroup, Container, Enforcer, Instance, Policy
 from mgpu.placement import Placement
-from mgpu.statefile import Schema, StateFile, ordered
+from mgpu.statefile import Schema, StateFile, damaged, ordered
 from mgpu.units import shown
 
 SHORTEST_ID_PREFIX = 4
@@ -119,14 +119,14 @@ class Ledger:
 
     def containers(self) -> List[Container]:
         """All containers, oldest first, their instances by device index."""
-        return _containers(self._file.read(_JOINED.format(where="")))
+        return self._select("")
 
     def get(self, container_id: str) -> Container:
         """The container of exactly this id. Raises NotFound."""
-        rows = self._file.read(_JOINED.format(where="WHERE c.container_id = ?"), container_id)
-        if not rows:
+        found = self._select("WHERE c.container_id = ?", container_id)
+        if not found:
             raise _no_container(container_id)
-        return _containers(rows)[0]
+        return found[0]
 
     def find(self, text: str) -> Container:
         """The container that a person means: its id, its name, or the beginning of its id.
@@ -152,13 +152,13 @@ class Ledger:
 
     def of_cgroup(self, cgroup: Cgroup) -> Optional[Container]:
         """The container bound to this very cgroup (hierarchy and inode, in this boot), if any."""
-        rows = self._file.read(
-            _JOINED.format(where="WHERE c.boot_id = ? AND c.hierarchy = ? AND c.inode = ?"),
+        found = self._select(
+            "WHERE c.boot_id = ? AND c.hierarchy = ? AND c.inode = ?",
             self._boot_id,
             cgroup.hierarchy,
             cgroup.inode,
         )
-        return _containers(rows)[0] if rows else None
+        return found[0] if found else None
 
     def add(self, draft: Container, placements: Sequence[Placement]) -> Container:
         """Records ``draft`` with one new instance for each placement (its own are ignored).
@@ -207,14 +207,15 @@ class Ledger:
     def forget_other_boots(self) -> List[Container]:
         """Removes and returns the containers of earlier boots: their cgroups died with them."""
         with self.transaction():
-            rows = self._file.read(_JOINED.format(where="WHERE c.boot_id <> ?"), self._boot_id)
+            forgotten = self._select("WHERE c.boot_id <> ?", self._boot_id)
             self._file.write("DELETE FROM container WHERE boot_id <> ?", self._boot_id)
-            return _containers(rows)
+            return forgotten
 
     def policies(self) -> Dict[str, Policy]:
         """The policy of each device that was ever given one, by UUID."""
         rows = self._file.read("SELECT device_uuid, policy FROM policy")
-        return {uuid: Policy(number) for uuid, number in rows}
+        with self._sense():
+            return {uuid: Policy(number) for uuid, number in rows}
 
     def set_policy(self, device_uuid: str, policy: Policy) -> None:
         with self.transaction():
@@ -229,6 +230,19 @@ class Ledger:
     def set_fact(self, key: str, value: str) -> None:
         with self.transaction():
             self._file.write("INSERT OR REPLACE INTO fact VALUES (?, ?)", key, value)
+
+    def _select(self, where: str, *values: object) -> List[Container]:
+        rows = self._file.read(_JOINED.format(where=where), *values)
+        with self._sense():
+            return _containers(rows)
+
+    @contextmanager
+    def _sense(self) -> Iterator[None]:
+        """A value that no agent writes: quick_check does not look into the cells."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            raise damaged(self._file.path, str(error)) from error
 
     def _check_unbound(self, draft: Container) -> None:
         known = self._file.read(

@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from mgpu.errors import StateUnusable
+from mgpu.errors import BadInput, StateUnusable
 
 BUSY_TIMEOUT_S = 5.0
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+HEADER_BYTES = 100  # of every SQLite file that is not empty
 
 
 class Schema(NamedTuple):
@@ -67,6 +68,8 @@ class StateFile:
             name = f"inner{self._depth}"
             with self._faults():
                 connection = self._connected()
+                if self._depth:
+                    _check_begun(connection)  # or SAVEPOINT would begin a transaction of its own
                 connection.execute(f"SAVEPOINT {name}" if self._depth else "BEGIN IMMEDIATE")
             self._depth += 1
             try:
@@ -90,9 +93,7 @@ class StateFile:
         """One statement of the transaction in progress. Raises sqlite3.IntegrityError as it is."""
         with self._lock, self._faults():
             connection = self._connected()
-            if not connection.in_transaction:
-                # Never in autocommit: SQLite itself ends a transaction that met a full disk.
-                raise sqlite3.OperationalError("no transaction is in progress")
+            _check_begun(connection)
             connection.execute(statement, values)
 
     def _connected(self) -> sqlite3.Connection:
@@ -133,11 +134,25 @@ class StateFile:
             yield
         except sqlite3.IntegrityError:
             raise
-        except (sqlite3.Error, OSError) as error:
-            self._suspect = True
-            if not self._depth:
+        except (UnicodeEncodeError, OverflowError) as error:  # of a value, before SQLite saw it
+            raise BadInput(
+                "a name or number", f"the ledger cannot hold it ({error.args[0]})", "use UTF-8 text"
+            ) from error
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            self._suspect = self._suspect or not _is_locked(error)
+            if self._suspect and not self._depth:
                 self._disconnect()
             raise _unusable(self.path, error) from error
+
+
+def _check_begun(connection: sqlite3.Connection) -> None:
+    """SQLite ends a transaction that met a full disk by itself: what follows must not commit."""
+    if not connection.in_transaction:
+        raise sqlite3.OperationalError("the transaction in progress was ended by an error")
+
+
+def _is_locked(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
 def _make_file(path: Path) -> None:
@@ -170,6 +185,8 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
         check_same_thread=False,  # the lock sees to it
     )
     try:
+        if 0 < os.stat(str(path)).st_size < HEADER_BYTES:
+            raise damaged(path, "shorter than its header")  # SQLite would take it for empty
         _examine(connection, path, schema)
         _prepare(connection, path, schema)
     except BaseException:
@@ -210,14 +227,17 @@ def _prepare(connection: sqlite3.Connection, path: Path, schema: Schema) -> None
             "name a file on a local file system as 'state' in agent.conf",
         )
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("BEGIN IMMEDIATE")  # a read-only file fails now, not at the first bind
+    connection.execute("BEGIN IMMEDIATE")
     try:
-        if not _pragma(connection, "user_version"):
+        new = not _pragma(connection, "user_version")
+        if new:
             for statement in schema.statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {schema.application_id}")
-            connection.execute(f"PRAGMA user_version = {schema.version}")
-        connection.execute("COMMIT")
+        # Tried on every file, so that a read-only one fails now and not at the first bind; taken
+        # back on an old one, so that it can be read when its disk is full.
+        connection.execute(f"PRAGMA user_version = {schema.version}")
+        connection.execute("COMMIT" if new else "ROLLBACK")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -235,14 +255,11 @@ def _unusable(path: Path, error: Exception) -> StateUnusable:
     a read-only and on a full one.
     """
     asked, words = f"ledger {path}", str(error).lower()
-    if "malformed" in words or "not a database" in words:
-        return StateUnusable(
-            asked,
-            f"it is damaged ({error})",
-            "stop the agent, move the file with its -wal and -shm away or restore a copy, start it "
-            "and bind the running containers again",
-        )
-    if "locked" in words:
+    if isinstance(error, UnicodeDecodeError):  # SQLite's message itself quotes the damage
+        return damaged(path, "text that is not UTF-8")
+    if any(sign in words for sign in ("malformed", "not a database", "could not decode")):
+        return damaged(path, words)
+    if _is_locked(error):
         return StateUnusable(
             asked,
             f"another process kept it locked for {BUSY_TIMEOUT_S:.0f} s",
@@ -257,6 +274,16 @@ def _unusable(path: Path, error: Exception) -> StateUnusable:
         return StateUnusable(asked, "no space is left on its disk", "free some and try again")
     return StateUnusable(
         asked, f"{error}", "see the kernel log and the rights of the file, and try again"
+    )
+
+
+def damaged(path: Path, sign: str) -> StateUnusable:
+    """The file holds what no agent wrote."""
+    return StateUnusable(
+        f"ledger {path}",
+        f"it is damaged ({ascii(sign[:100])[1:-1]})",
+        "stop the agent, move the file with its -wal and -shm away or restore a copy, start it "
+        "and bind the running containers again",
     )
 
 
