@@ -151,7 +151,7 @@ def _globs(text: str) -> Tuple[str, ...]:
         if not glob.startswith("/") or glob == "/" or ".." in glob.split("/"):
             raise _Wrong(
                 f"{shown(glob)} is no path below the root of the cgroup tree",
-                "write globs such as /kubepods.slice or /system.slice/docker-*.scope",
+                "write globs such as /kubepods.slice or /system.slice/docker-*.scope, or nothing",
             )
     return tuple(glob.rstrip("/") for glob in found)
 

@@ -102,7 +102,7 @@ def loads(
         _load(
             CardLoad(
                 device,
-                policies.get(device.uuid, default_policy),
+                rules.policy_of(device.uuid, policies, default_policy, held),
                 healthy=device.uuid not in unhealthy,
                 reserve_bytes=reserve_bytes,
             ),

@@ -6,7 +6,7 @@ together.
 """
 
 from dataclasses import dataclass
-from typing import Iterable, List, Optional, TypeVar
+from typing import Iterable, List, Mapping, Optional, TypeVar
 
 from mgpu.errors import BadInput, Conflict, RuleBroken
 from mgpu.model import MAX_CARDS_PER_CONTAINER, MIB, Container, Device, Policy, Request
@@ -116,17 +116,30 @@ def check_policy(request: Request, device_index: int, policy: Policy) -> None:
 
 def check_policy_change(device: Device, policy: Policy, containers: Iterable[Container]) -> None:
     """Raises Conflict when ``device`` holds a share over several cards: those need native-burst."""
-    if policy is Policy.NATIVE_BURST_SHARE:
-        return
-    for container in containers:
-        split = len(container.instances) > 1 and not container.instances[0].whole_card
-        if split and any(held.device_uuid == device.uuid for held in container.instances):
-            raise Conflict(
-                f"policy {policy.label} for device {device.index}",
-                f"container {container.short_id} holds a share over several cards there, "
-                "which needs native-burst-share",
-                f"release it first: 'mgpu-cli release {container.short_id}'",
-            )
+    split = _split_share_on(device.uuid, containers)
+    if split is not None and policy is not Policy.NATIVE_BURST_SHARE:
+        raise Conflict(
+            f"policy {policy.label} for device {device.index}",
+            f"container {split.short_id} holds a share over several cards there, "
+            "which needs native-burst-share",
+            f"release it first: 'mgpu-cli release {split.short_id}'",
+        )
+
+
+def policy_of(
+    device_uuid: str,
+    policies: Mapping[str, Policy],
+    default: Policy,
+    containers: Iterable[Container],
+) -> Policy:
+    """The policy a device is under: the one it was given, or else ``default`` (agent.conf's).
+
+    While it holds a share over several cards that is native-burst-share: a new default must not do
+    what check_policy_change() refuses.
+    """
+    if _split_share_on(device_uuid, containers) is not None:
+        return Policy.NATIVE_BURST_SHARE
+    return policies.get(device_uuid, default)
 
 
 def request_of(container: Container) -> Request:
@@ -151,7 +164,19 @@ def describe(request: Request) -> str:
         parts.append(f"cards {request.cards}")
     if request.device_index is not None:
         parts.append(f"device {request.device_index}")
+    if not request.online:
+        parts.append("offline")
     return ", ".join(parts)
+
+
+def _split_share_on(device_uuid: str, containers: Iterable[Container]) -> Optional[Container]:
+    """A container that holds parts of several cards, one of them this."""
+    for container in containers:
+        held = container.instances
+        split = len(held) > 1 and not held[0].whole_card
+        if split and any(instance.device_uuid == device_uuid for instance in held):
+            return container
+    return None
 
 
 def _check_container(request: Request) -> None:

@@ -93,8 +93,12 @@ class Service:
     def policy(self, device: str) -> Json:
         """The compute_policy of a device, given by index or UUID."""
         found = self._device(device)
-        policies = self._ledger.policies()
-        policy = policies.get(found.uuid, self.figures.config().policy)
+        policy = rules.policy_of(
+            found.uuid,
+            self._ledger.policies(),
+            self.figures.config().policy,
+            self._ledger.containers(),
+        )
         return {
             "device_id": found.index,
             "compute_policy": int(policy),

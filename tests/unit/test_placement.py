@@ -145,6 +145,15 @@ def test_more_given_out_than_there_is_counts_as_nothing_free():
     assert (load.free_weight(True), load.free_bytes) == (0, 0)
 
 
+def test_a_refusal_says_of_which_pool_it_speaks():
+    load = replace(card(0, 10), weight_offline=90)
+    with pytest.raises(NoRoom) as caught:
+        placement.choose(Request(20, 4096, online=False), [load], BINPACK)
+    assert str(caught.value).startswith(
+        "core 20, memory 4096 MiB, offline: no card has room: device 0 has core 10 and 16384 MiB"
+    )
+
+
 def test_unhealthy_cards_are_passed_over():
     cards = [card(0, healthy=False), card(1)]
     assert chosen(Request(30, 4096), cards) == [(1, 0)]
@@ -307,27 +316,26 @@ def test_resize_when_the_device_is_gone():
 
 
 def test_loads_from_containers():
-    devices = [
-        Device(0, "GPU-0", "card", 0, 16384 * MIB),
-        Device(1, "GPU-1", "card", 1, 8192 * MIB),
-    ]
+    devices = [Device(i, f"GPU-{i}", "card", i, 16384 * MIB) for i in range(3)]
     containers = [
         held(30, 4096, cards=2),
         replace(
             held(20, 1024, online=False),
-            instances=(
-                Instance(20, "GPU-0", 0, 0, 20, 1024 * MIB),
-                Instance(21, "GPU-x", 5, 0, 9, 1),
-            ),
+            instances=(Instance(20, "GPU-0", 0, 0, 20, 1024 * MIB),),
         ),
+        replace(held(9, 256), instances=(Instance(21, "GPU-gone", 5, 0, 9, 256 * MIB),)),
     ]
-    first, second = placement.loads(devices, containers, {"GPU-1": NATIVE}, FIXED, {"GPU-1"}, MIB)
+    first, second, third = placement.loads(
+        devices, containers, {"GPU-2": NATIVE}, FIXED, {"GPU-1"}, MIB
+    )
     assert first == CardLoad(
-        devices[0], FIXED, 30, 20, 5120 * MIB, frozenset({0, 3}), True, reserve_bytes=MIB
+        devices[0], NATIVE, 30, 20, 5120 * MIB, frozenset({0, 3}), True, reserve_bytes=MIB
     )
     assert second == CardLoad(
         devices[1], NATIVE, 30, 0, 4096 * MIB, frozenset({3}), False, reserve_bytes=MIB
     )
+    assert third == CardLoad(devices[2], NATIVE, reserve_bytes=MIB)
+    assert placement.loads(devices, [], {}, FIXED)[0].policy is FIXED
 
 
 # Node of two cards of 16384 MiB, one holding core 40 and 8192 MiB; asked core 30, 4096 MiB.

@@ -190,6 +190,19 @@ def test_a_card_in_a_share_over_several_keeps_its_policy():
     assert str(caught.value) in PAGE
 
 
+def test_a_new_default_does_not_take_the_policy_from_a_share_over_several():
+    split, given = [container(2, 30, 4096)], {"GPU-2": Policy.GUARANTEED_BURST_SHARE}
+    under = [rules.policy_of(f"GPU-{n}", given, Policy.FIXED_SHARE, split) for n in range(4)]
+    assert under == [
+        Policy.NATIVE_BURST_SHARE,
+        Policy.NATIVE_BURST_SHARE,
+        Policy.GUARANTEED_BURST_SHARE,
+        Policy.FIXED_SHARE,
+    ]
+    whole = [container(2, 100, 16384, whole=True)]
+    assert rules.policy_of("GPU-0", {}, Policy.FIXED_SHARE, whole) is Policy.FIXED_SHARE
+
+
 def test_other_containers_do_not_bind_a_policy():
     rules.check_policy_change(DEVICES[0], Policy.FIXED_SHARE, [container(1, 30, 4096)])
     rules.check_policy_change(
