@@ -373,6 +373,25 @@ def test_racing_threads_never_overbook(ledger):
     assert sorted(c.instances[0].instance_id for c in ledger.containers()) == list(range(10))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_thread_sees_half_a_transaction(ledger, fails):
+    seen = []
+    reader = threading.Thread(target=lambda: seen.append(len(ledger.containers())))
+    try:
+        with ledger.transaction():
+            ledger.add(draft(1), [on(0)])
+            reader.start()
+            reader.join(0.05)
+            assert seen == []
+            ledger.add(draft(2), [on(1)])
+            if fails:
+                raise KeyError
+    except KeyError:
+        pass
+    reader.join()
+    assert seen == [0 if fails else 2]
+
+
 OTHER_PROCESS = """
 import sys
 sys.path.insert(0, {folder!r})
