@@ -4,14 +4,17 @@ docs/api.md lists them; its test holds page and code together. Reading and chang
 their own, so that a change that waits for the kernel holds up nobody who only looks.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Mapping, Optional, Pattern, Sequence, Tuple
+from urllib.parse import unquote
 
 from mgpu import body, log
 from mgpu.errors import BadInput, MgpuError, NotPermitted
-from mgpu.httpd import HttpAnswer, HttpRefusal, HttpRequest, Lane, Site, json_answer
-from mgpu.listen import Peer, unix_socket
+from mgpu.http_message import HttpAnswer, HttpRefusal, HttpRequest, json_answer
+from mgpu.httpd import Lane, Site
+from mgpu.listen import Peer, remove_socket, unix_socket
 from mgpu.model import Enforcer
 from mgpu.service import Json, Service
 from mgpu.units import shown
@@ -135,14 +138,19 @@ class Api:
         self._service = service
         self._reads = Lane("read", READ_THREADS, READS_WAITING)
         self._changes = Lane("change", 1, CHANGES_WAITING)
+        self._socket: Optional[Tuple[str, int]] = None
         self._routes = [(route.pattern, route) for route in ROUTES]
 
     def site(self, socket_path: str, group: str) -> Site:
         """The API at ``socket_path``. Raises as listen.unix_socket does."""
-        return Site(unix_socket(socket_path, group), self.answer, self._lane)
+        listener = unix_socket(socket_path, group)
+        self._socket = socket_path, os.lstat(socket_path).st_ino
+        return Site(listener, self.answer, self._lane)
 
     def stop(self) -> None:
-        """After the server: waits for what still runs."""
+        """After the server: takes the socket away and waits for what still runs."""
+        if self._socket is not None:
+            remove_socket(*self._socket)
         self._reads.stop()
         self._changes.stop()
 
@@ -170,7 +178,7 @@ class Api:
         for pattern, route in self._routes:
             match = pattern.match(request.path)
             if match and route.method == request.method:
-                return route, match.group(1) if match.groups() else ""
+                return route, unquote(match.group(1)) if match.groups() else ""
             if match:
                 allowed.append(route.method)
         asked = f"{request.method} {shown(request.path)}"

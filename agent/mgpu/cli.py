@@ -32,7 +32,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _main(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except MgpuError as error:
         _complain(str(error))
@@ -40,9 +41,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; the interpreter must not complain at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _give_up_output()
         return BROKEN_PIPE
+    except OSError as error:
+        _give_up_output()
+        _complain(f"output: {error.strerror}; nothing else went wrong")
+        return MgpuError.exit_code
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -63,6 +67,11 @@ def _verb(arguments: Sequence[str]) -> str:
             return word
         previous = word
     return ""
+
+
+def _give_up_output() -> None:
+    """What is left in the buffer has nowhere to go; the interpreter must not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _complain(line: str) -> None:

@@ -7,6 +7,7 @@ be half of the time that ``mgpu-cli container info`` may take.
 import json
 import os
 import socket
+import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from mgpu.errors import AgentUnreachable, NotPermitted, from_json
@@ -14,6 +15,7 @@ from mgpu.errors import AgentUnreachable, NotPermitted, from_json
 DEFAULT_SOCKET = "/run/mgpu/agent.sock"
 # A change waits for the kernel to be made to agree, and for the changes before it.
 TIMEOUT_S = 60.0
+BACKLOG_RETRY_S = 0.02
 
 Json = Dict[str, Any]
 
@@ -70,11 +72,12 @@ class Client:
         )
         try:
             status, answer = _parse(self._exchange(head.encode("ascii") + payload))
-        except (ValueError, LookupError) as error:
+            failure = from_json(answer) if status >= 400 else None
+        except (ValueError, LookupError, TypeError) as error:
             reason = f"the answer cannot be read ({error})"
             raise self._unreachable(reason, "see the agent's journal") from error
-        if status >= 400:
-            raise from_json(answer)
+        if failure is not None:
+            raise failure
         return answer
 
     def _exchange(self, request: bytes) -> bytes:
@@ -82,7 +85,7 @@ class Client:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(self._timeout_s)
-                connection.connect(self.socket_path)
+                self._connect(connection)
                 _send(connection, request)
                 return _receive(connection)
         except PermissionError as error:
@@ -96,6 +99,17 @@ class Client:
             raise self._unreachable(reason, journal) from error
         except OSError as error:
             raise self._unreachable(error.strerror or str(error), journal) from error
+
+    def _connect(self, connection: socket.socket) -> None:
+        """A full backlog is waited for; with a timeout set the kernel itself would not wait."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return connection.connect(self.socket_path)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(BACKLOG_RETRY_S)
 
     def _asked(self) -> str:
         return f"agent at {self.socket_path}"

@@ -33,17 +33,10 @@ class Figures:
         self.facts = facts
         self.config = config
 
-    def card_loads(self) -> List[CardLoad]:
-        """Every card with what is given out of it; a lost one is not healthy.
-
-        Raises NotCapable while no card was ever seen.
-        """
-        return self._loads(self.devices.cards())
-
     def device_rows(self) -> List[Row]:
         """One row for each card, by index. Raises NotCapable while no card was ever seen."""
         facts, cards = self.facts(), self.devices.cards()
-        return [device_row(load, card, facts) for load, card in zip(self._loads(cards), cards)]
+        return [device_row(load, card, facts) for load, card in zip(self.loads_of(cards), cards)]
 
     def container_rows(self, containers: Optional[Sequence[Container]] = None) -> List[Row]:
         """One row for each instance of ``containers``; of all without it."""
@@ -80,7 +73,8 @@ class Figures:
             "instances": sum(len(container.instances) for container in containers),
         }
 
-    def _loads(self, cards: Sequence[Card]) -> List[CardLoad]:
+    def loads_of(self, cards: Sequence[Card]) -> List[CardLoad]:
+        """What is given out of each of ``cards``; a lost one is not healthy."""
         config = self.config()
         return loads(
             [card.device for card in cards],

@@ -7,24 +7,32 @@ JSON of errors.py. It knows nothing of routes or of GPUs.
 """
 
 import asyncio
-import json
 import logging
-import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any, Awaitable, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from dataclasses import dataclass
+from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mgpu import log
-from mgpu.errors import BadInput, Conflict, MgpuError
-from mgpu.listen import Peer, peer_of
+from mgpu.errors import Conflict, MgpuError
+from mgpu.http_message import (
+    HEAD_LIMIT_BYTES,
+    HEADERS_LIMIT,
+    HttpAnswer,
+    HttpRefusal,
+    HttpRequest,
+    body_length,
+    encoded,
+    error_answer,
+    head_too_large,
+    headers_of,
+    keeps_alive,
+    path_and_query,
+    request_line,
+)
+from mgpu.listen import BACKLOG, peer_of
 
-HEAD_LIMIT_BYTES = 16 * 1024
-HEADERS_LIMIT = 64
-BODY_LIMIT_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 5.0
 BODY_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 15.0
@@ -32,58 +40,12 @@ WRITE_TIMEOUT_S = 10.0
 LINGER_S = 1.0
 STOP_TIMEOUT_S = 5.0
 CONNECTIONS_LIMIT = 512
-JSON_TYPE = "application/json"
-
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
-
-
-class HttpRefusal(BadInput):
-    """A request that HTTP itself forbids; ``http_status`` says how."""
-
-    def __init__(self, status: int, asked: str, reason: str, remedy: str) -> None:
-        super().__init__(asked, reason, remedy)
-        self.http_status = status
-        self.headers: Dict[str, str] = {}
 
 
 class Busy(Conflict):
     """More requests are waiting than the agent queues."""
 
     http_status = 503
-
-
-@dataclass(frozen=True)
-class HttpRequest:
-    """One complete request. ``peer`` is None on a TCP socket."""
-
-    method: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    peer: Optional[Peer] = None
-
-
-@dataclass(frozen=True)
-class HttpAnswer:
-    """What goes back. ``headers`` come on top of those the server sets."""
-
-    status: int
-    body: bytes
-    content_type: str = JSON_TYPE
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def json_answer(value: object, status: int = 200) -> HttpAnswer:
-    """``value`` as JSON with a newline at its end, so that a terminal shows it well."""
-    return HttpAnswer(status, (json.dumps(value) + "\n").encode())
-
-
-def error_answer(error: MgpuError) -> HttpAnswer:
-    """The answer that carries ``error``."""
-    headers = error.headers if isinstance(error, HttpRefusal) else {}
-    body = (json.dumps(error.as_json()) + "\n").encode()
-    return HttpAnswer(error.http_status, body, headers=headers)
 
 
 class Lane:
@@ -172,7 +134,10 @@ class HttpServer:
             unix = site.listener.family == socket.AF_UNIX
             start: Any = asyncio.start_unix_server if unix else asyncio.start_server
             serve = self._server_of(site)
-            servers.append(await start(serve, sock=site.listener, limit=HEAD_LIMIT_BYTES))
+            # The backlog again: asyncio would listen anew with its own, much shorter one.
+            servers.append(
+                await start(serve, sock=site.listener, limit=HEAD_LIMIT_BYTES, backlog=BACKLOG)
+            )
         self._settled.set()
         await self._stopped.wait()
         for server in servers:
@@ -197,6 +162,8 @@ class HttpServer:
                     await connection.serve()
             except (OSError, asyncio.TimeoutError, asyncio.CancelledError) as gone:
                 log.event("client-gone", logging.DEBUG, why=repr(gone))
+            except Exception:
+                log.fault("http-connection-failed")
             finally:
                 del self._open[task]
                 writer.transport.abort()
@@ -275,15 +242,15 @@ class _Connection:
         if not first:
             raise EOFError
         lines = await _in_time(self._head_lines(first), limits.head_timeout_s, "request head")
-        method, target, version = _request_line(lines[0])
-        headers = _headers(lines[1:])
-        length = _body_length(headers)
+        method, target, version = request_line(lines[0])
+        headers = headers_of(lines[1:])
+        length = body_length(headers)
         if length and headers.get("expect", "").lower() == "100-continue":
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await _in_time(self._body(length), limits.body_timeout_s, "request body")
-        path, query = _path_and_query(target)
+        path, query = path_and_query(target)
         request = HttpRequest(method, path, query, headers, body, self._peer)
-        return request, _keeps_alive(version, headers)
+        return request, keeps_alive(version, headers)
 
     async def _head_lines(self, first: bytes) -> List[str]:
         lines: List[str] = []
@@ -296,7 +263,7 @@ class _Connection:
             if not line.endswith(b"\n"):
                 raise HttpRefusal(400, "request head", "it ends in the middle", "send all of it")
             if size > HEAD_LIMIT_BYTES or len(lines) > HEADERS_LIMIT:
-                raise _head_too_large()
+                raise head_too_large()
             text = line.rstrip(b"\r\n").decode("latin-1")
             if text:
                 lines.append(text)
@@ -307,7 +274,7 @@ class _Connection:
         try:
             return await self._reader.readline()
         except ValueError:
-            raise _head_too_large() from None
+            raise head_too_large() from None
 
     async def _body(self, length: int) -> bytes:
         try:
@@ -321,15 +288,7 @@ class _Connection:
             ) from None
 
     async def _send(self, answer: HttpAnswer, keep: bool) -> None:
-        phrase = HTTPStatus(answer.status).phrase
-        head = [
-            f"HTTP/1.1 {answer.status} {phrase}",
-            f"Content-Type: {answer.content_type}",
-            f"Content-Length: {len(answer.body)}",
-            f"Connection: {'keep-alive' if keep else 'close'}",
-        ]
-        head += [f"{name}: {value}" for name, value in answer.headers.items()]
-        self._writer.write("\r\n".join([*head, "", ""]).encode("latin-1") + answer.body)
+        self._writer.write(encoded(answer, keep))
         await asyncio.wait_for(self._writer.drain(), self._limits.write_timeout_s)
 
     async def _last_word(self, error: MgpuError) -> None:
@@ -359,66 +318,3 @@ async def _in_time(work: Awaitable[Any], timeout_s: float, what: str) -> Any:
     except asyncio.TimeoutError:
         reason = f"it did not come within {timeout_s:g} s"
         raise HttpRefusal(408, what, reason, "send it at once") from None
-
-
-def _head_too_large() -> HttpRefusal:
-    reason = f"it is over {HEAD_LIMIT_BYTES} bytes or {HEADERS_LIMIT} lines"
-    return HttpRefusal(431, "request head", reason, "send fewer and shorter headers")
-
-
-def _request_line(line: str) -> Tuple[str, str, str]:
-    parts = line.split(" ")
-    shown = repr(line[:80])
-    if len(parts) != 3 or not _TOKEN.match(parts[0]) or not parts[2].startswith("HTTP/"):
-        raise HttpRefusal(400, f"request line {shown}", "not HTTP", "send METHOD /path HTTP/1.1")
-    if parts[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise HttpRefusal(505, f"request line {shown}", "unknown version", "speak HTTP/1.1")
-    return parts[0], parts[1], parts[2]
-
-
-def _headers(lines: Sequence[str]) -> Dict[str, str]:
-    headers: Dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _TOKEN.match(name):
-            asked = f"header {line[:80]!r}"
-            raise HttpRefusal(400, asked, "not of the form Name: value", "correct it")
-        key = name.lower()
-        if key == "content-length" and headers.get(key, value.strip()) != value.strip():
-            raise HttpRefusal(400, "Content-Length", "given twice with two values", "give one")
-        headers[key] = value.strip()
-    return headers
-
-
-def _body_length(headers: Mapping[str, str]) -> int:
-    if "transfer-encoding" in headers:
-        remedy = "send the body with a Content-Length"
-        raise HttpRefusal(501, "Transfer-Encoding", "not supported here", remedy)
-    text = headers.get("content-length", "0")
-    if not re.match(r"[0-9]{1,12}\Z", text):
-        asked = f"Content-Length {text[:40]!r}"
-        raise HttpRefusal(400, asked, "not a number of bytes", "send the length of the body")
-    if int(text) > BODY_LIMIT_BYTES:
-        reason = f"{text} bytes are more than the {BODY_LIMIT_BYTES} that are read"
-        raise HttpRefusal(413, "request body", reason, "send less")
-    return int(text)
-
-
-def _path_and_query(target: str) -> Tuple[str, Dict[str, str]]:
-    try:
-        parts = urlsplit(target)
-        path = unquote(parts.path, errors="strict")
-        pairs = parse_qsl(
-            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict"
-        )
-    except ValueError as error:
-        raise HttpRefusal(400, f"target {target[:80]!r}", str(error), "correct it") from None
-    query = dict(pairs)
-    if len(query) != len(pairs):
-        raise HttpRefusal(400, f"query {parts.query[:80]!r}", "a name is given twice", "give one")
-    return path, query
-
-
-def _keeps_alive(version: str, headers: Mapping[str, str]) -> bool:
-    wish = headers.get("connection", "").lower()
-    return wish == "keep-alive" if version == "HTTP/1.0" else wish != "close"

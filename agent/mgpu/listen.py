@@ -68,10 +68,10 @@ def unix_socket(path: str, group: str) -> socket.socket:
     return listener
 
 
-def remove_socket(path: str, listener_inode: int) -> None:
+def remove_socket(path: str, inode: int) -> None:
     """Take the socket file away if it is still the one with this inode."""
     try:
-        if os.lstat(path).st_ino == listener_inode:
+        if os.lstat(path).st_ino == inode:
             os.unlink(path)
     except FileNotFoundError:
         return

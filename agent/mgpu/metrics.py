@@ -14,15 +14,19 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from mgpu.figures import Figures
-from mgpu.httpd import HttpAnswer, HttpRefusal, HttpRequest, Lane, Site
+from mgpu.http_message import HttpAnswer, HttpRefusal, HttpRequest
+from mgpu.httpd import Lane, Site
 from mgpu.listen import tcp_socket
 from mgpu.views import Row
 
 SCRAPES_WAITING = 64
 
 _AGENT = ("version", "tracker", "enforcer", "simulated")
-_DEVICE = ("device", "uuid", "simulated")
-_INSTANCE = ("container_id", "pod_uid", "name", "device", "instance", "simulated")
+_DEVICE = ("device_id", "device_uuid", "simulated")
+# Names go into an info metric, to be joined on: labels are most of what a scrape costs. And
+# "instance" alone would clash with Prometheus's own label for the scraped target.
+_INSTANCE = ("container_id", "device_id", "instance_id", "simulated")
+_INFO = ("container_id", "pod_uid", "name", "origin", "enforcer")
 _PROCESS = (*_INSTANCE, "pid")
 
 
@@ -48,6 +52,7 @@ METRICS: Sequence[Spec] = (
     Spec("mgpu_device_vmem_free_bytes", "gauge", "Memory still to be given out.", _DEVICE),
     Spec("mgpu_device_vmem_used_bytes", "gauge", "Memory in use, the driver says.", _DEVICE),
     Spec("mgpu_device_utilisation_ratio", "gauge", "Part of the time with a kernel.", _DEVICE),
+    Spec("mgpu_container_info", "gauge", "Names of a container; always 1.", _INFO),
     Spec("mgpu_container_compute_weight", "gauge", "Percent of the device's time.", _INSTANCE),
     Spec("mgpu_container_online", "gauge", "1: online; 0: offline.", _INSTANCE),
     Spec("mgpu_container_vmem_limit_bytes", "gauge", "Memory it may use.", _INSTANCE),
@@ -56,7 +61,6 @@ METRICS: Sequence[Spec] = (
     Spec("mgpu_container_vmem_denials", "counter", "Allocations over the limit.", _INSTANCE),
     Spec("mgpu_container_kills", "counter", "Processes killed for them.", _INSTANCE),
     Spec("mgpu_process_vmem_used_bytes", "gauge", "Memory that a process uses.", _PROCESS),
-    Spec("mgpu_process_contexts", "gauge", "CUDA contexts that it has.", _PROCESS),
     Spec(
         "mgpu_vmem_tracker_difference_bytes",
         "gauge",
@@ -84,7 +88,11 @@ class AgentCollector(Collector):
         for row in self._figures.device_rows() if cards else []:
             _device(page, row)
         simulated = {card.device.uuid: card.device.simulated for card in cards}
-        for row in self._figures.container_rows():
+        rows = self._figures.container_rows()
+        for row in {str(row["id"]): row for row in rows}.values():
+            names = (row["id"], row["pod_uid"] or "", row["name"] or "", row["origin"])
+            page.add("mgpu_container_info", [str(v) for v in (*names, row["enforcer"])], 1)
+        for row in rows:
             _instance(page, row, simulated.get(str(row["device_uuid"]), False))
         return page.families.values()
 
@@ -153,14 +161,8 @@ def _device(page: _Page, row: Row) -> None:
 
 
 def _instance(page: _Page, row: Row, simulated: bool) -> None:
-    labels = (
-        str(row["id"]),
-        str(row["pod_uid"] or ""),
-        str(row["name"] or ""),
-        str(row["device_id"]),
-        str(row["instance_id"]),
-        _bool(simulated),
-    )
+    container = str(row["id"])
+    labels = (container, str(row["device_id"]), str(row["instance_id"]), _bool(simulated))
     page.add("mgpu_container_compute_weight", labels, row["compute_weight_native_burst"])
     page.add("mgpu_container_online", labels, row["online"])
     page.add("mgpu_container_vmem_limit_bytes", labels, row["vmem_limit_bytes"])
@@ -174,7 +176,6 @@ def _instance(page: _Page, row: Row, simulated: bool) -> None:
     pids = cast(List[Row], info["pids"])
     for pid in pids:
         page.add("mgpu_process_vmem_used_bytes", (*labels, str(pid["pid"])), pid["used_bytes"])
-        page.add("mgpu_process_contexts", (*labels, str(pid["pid"])), pid["contexts"])
     page.add("mgpu_vmem_tracker_difference_bytes", labels, _difference(pids))
 
 

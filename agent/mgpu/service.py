@@ -152,11 +152,7 @@ class Service:
                     created_at_s=time.time(),
                 )
                 container = self._add(draft, request)
-                try:
-                    self._parts.groups.add(cgroup, pid)
-                except Exception:
-                    self._take_back(container)
-                    raise
+                self._move_in(container, pid)
             except BaseException:
                 self._remove_cgroup(cgroup)
                 raise
@@ -172,8 +168,9 @@ class Service:
             before = self._ledger.find(container)
             request = _changed(rules.request_of(before), values)
             warnings = rules.check(request)
+            cards = self.figures.devices.cards()
             with self._ledger.transaction():
-                after = resize(before, request, self.figures.card_loads())
+                after = resize(before, request, self.figures.loads_of(cards))
                 self._check_fits(after, force)
                 self._ledger.update(after)
             self._apply_or(after.container_id, lambda: self._ledger.update(before))
@@ -243,10 +240,12 @@ class Service:
         return container
 
     def _commit(self, draft: Container, request: Request) -> Container:
+        strategy = self.figures.config().card_placement
+        # Before the transaction: a driver that hangs must not keep the ledger from its readers.
+        cards = self.figures.devices.cards()
         with self._ledger.transaction():
             self._check_not_nested(draft)
-            strategy = self.figures.config().card_placement
-            placements = choose(request, self.figures.card_loads(), strategy)
+            placements = choose(request, self.figures.loads_of(cards), strategy)
             return self._ledger.add(draft, placements)
 
     def _added(self, container: Container, request: Request) -> Json:
@@ -274,14 +273,21 @@ class Service:
         try:
             self._parts.apply(container_id)
         except Exception as error:
-            undo()
+            self._undo(container_id, undo, error)
             self._settle(container_id)
             if isinstance(error, MgpuError):
                 raise
             asked, reason = f"container {container_id[:12]}", f"the kernel refused it ({error})"
-            raise MgpuError(
-                asked, reason, "see the agent's journal; nothing was changed"
-            ) from error
+            remedy = "see the agent's journal; nothing was changed"
+            raise MgpuError(asked, reason, remedy) from error
+
+    def _undo(self, container_id: str, undo: Callable[[], object], cause: Exception) -> None:
+        try:
+            undo()
+        except MgpuError as error:
+            reason = f"the kernel refused it ({cause}), and it cannot be taken back ({error})"
+            remedy = "mend that and release the container; until then the agent goes on trying"
+            raise MgpuError(f"container {container_id[:12]}", reason, remedy) from error
 
     def _settle(self, container_id: str) -> List[str]:
         """Bring the kernel back to the ledger as far as it goes now; reconcile does the rest."""
@@ -292,9 +298,16 @@ class Service:
             return [f"the kernel does not agree yet ({error}); the agent goes on trying"]
         return []
 
-    def _take_back(self, container: Container) -> None:
-        self._ledger.remove(container.container_id)
-        self._settle(container.container_id)
+    def _move_in(self, container: Container, pid: int) -> None:
+        try:
+            self._parts.groups.add(container.cgroup, pid)
+        except Exception as error:
+            self._ledger.remove(container.container_id)
+            self._settle(container.container_id)
+            if isinstance(error, MgpuError):
+                raise
+            reason = f"it cannot be moved into cgroup {container.cgroup.path} ({error})"
+            raise MgpuError(f"PID {pid}", reason, "try again") from error
 
     def _forget(self, container: Container) -> List[str]:
         """Out of the ledger, then out of the kernel. Returns warnings."""

@@ -1,6 +1,7 @@
 """A node without hardware for the tests of the front: real ledger, rules and placement; the parts
 that are kernel or driver are kept in memory."""
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from mgpu.ledger import Ledger
 from mgpu.listen import Peer
 from mgpu.model import MIB, Cgroup, Device, Enforcer, MemoryUse, PidUse
 from mgpu.ports import NodeFacts
+from mgpu.processes import Processes
 from mgpu.service import Parts, Service
 
 H200 = Device(0, "GPU-00000000-h200", "NVIDIA H200 (simulated)", 0, 143771 * MIB, simulated=True)
@@ -56,6 +58,7 @@ class Groups:
         self.alive: Dict[str, Cgroup] = {}
         self.inside: Dict[int, List[int]] = {}
         self.refuse_add: Optional[Exception] = None
+        self.still_there: Callable[[int], bool] = lambda pid: True
         self._inode = 1000
 
     def make(self, path: str) -> Cgroup:
@@ -73,7 +76,7 @@ class Groups:
         self.inside[cgroup.inode].append(pid)
 
     def remove(self, cgroup: Cgroup) -> None:
-        if self.inside.get(cgroup.inode):
+        if self.members(cgroup):
             raise OSError(16, "Device or resource busy")
         del self.alive[cgroup.path]
 
@@ -81,13 +84,18 @@ class Groups:
         return self.alive.get(cgroup.path) == cgroup
 
     def members(self, cgroup: Cgroup) -> List[int]:
-        return list(self.inside[cgroup.inode])
+        return [pid for pid in self.inside[cgroup.inode] if self.still_there(pid)]
 
 
 class Node:
     """Everything wired together, as the daemon does it."""
 
-    def __init__(self, folder: Path, devices: Tuple[Device, ...] = (H200, A10)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        devices: Tuple[Device, ...] = (H200, A10),
+        processes: Optional[Processes] = None,
+    ) -> None:
         self.ledger = Ledger(folder / "state.db", "boot")
         self.cards = Cards(devices)
         self.groups = Groups()
@@ -105,7 +113,10 @@ class Node:
             lambda: self.facts,
             lambda: self.config,
         )
-        processes = SimpleNamespace(child_of=self._child_of, kill=self._kill)
+        if processes is None:
+            processes = SimpleNamespace(child_of=self._child_of, kill=self._kill)
+        else:
+            self.groups.still_there = lambda pid: os.path.exists(f"/proc/{pid}")
         self.service = Service(
             self.figures,
             Parts(
