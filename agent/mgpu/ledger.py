@@ -112,7 +112,8 @@ class Ledger:
     def transaction(self) -> Iterator[None]:
         """Everything inside happens or nothing does, and no other thread or process writes.
 
-        May be nested: an inner one that fails takes back its own part only.
+        May be nested: an inner one that fails takes back its own part only. Other threads wait for
+        it even to read: do nothing slow inside, and take no lock whose holder may use the ledger.
         """
         with self._file.transaction():
             yield
@@ -129,13 +130,14 @@ class Ledger:
         return found[0]
 
     def find(self, text: str) -> Container:
-        """The container that a person means: its id, its name, or the beginning of its id.
+        """The container that a person means: its id, cgroup path, name, or its id's beginning.
 
         Raises NotFound, or Conflict when several fit.
         """
         everyone = self.containers()
         for fits in (
             [c for c in everyone if c.container_id == text],
+            [c for c in everyone if _at_path(c, text)],
             [c for c in everyone if text and c.name == text],
             [c for c in everyone if len(text) >= SHORTEST_ID_PREFIX and _begins(c, text)],
         ):
@@ -146,7 +148,7 @@ class Ledger:
                 raise Conflict(
                     f"container {shown(text)}",
                     f"{len(fits)} containers fit: {ids}",
-                    "give more digits of the id",
+                    "give the id, or more of it",
                 )
         raise _no_container(text)
 
@@ -329,6 +331,11 @@ def _no_container(text: str) -> NotFound:
         "no container of that id or name holds an instance",
         "see 'mgpu-cli container info'",
     )
+
+
+def _at_path(container: Container, text: str) -> bool:
+    cgroup = container.cgroup
+    return text.startswith("/") and text in (cgroup.unified, cgroup.devices)
 
 
 def _begins(container: Container, text: str) -> bool:

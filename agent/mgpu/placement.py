@@ -12,7 +12,7 @@ Memory is one pool, as a byte can be held once.
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Collection, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from mgpu import rules
 from mgpu.errors import NoRoom, NotFound, RuleBroken
@@ -122,7 +122,8 @@ def choose(
     """
     share = rules.per_card(request)
     candidates = _named(request, cards)
-    _check_policies(request, share, candidates)
+    if len(candidates) >= share.cards:  # else no policy would help
+        rules.check_policies(request, _policies(candidates))
     fitting = [card for card in candidates if _obstacle(request, share, card) is None]
     if len(fitting) < share.cards:
         raise _no_room(request, share, candidates, len(fitting))
@@ -150,18 +151,12 @@ def resize(container: Container, request: Request, cards: Sequence[CardLoad]) ->
             "and a change in place cannot alter how many",
             "release it and bind it again",
         )
-    by_uuid = {card.device.uuid: card for card in cards}
-    resized = []
-    for instance in container.instances:
-        card = by_uuid.get(instance.device_uuid)
-        if card is None:
-            raise NotFound(
-                f"device {instance.device_index} ({instance.device_uuid})",
-                f"container {container.short_id} holds an instance on it, and it is gone",
-                "bring the device back, or release the container",
-            )
-        rules.check_policy(request, card.device.index, card.policy)
-        resized.append(_resized(container, instance, request, share, card))
+    own = [_card_of(container, instance, cards) for instance in container.instances]
+    rules.check_policies(request, _policies(own))
+    resized = [
+        _resized(container, instance, request, share, card)
+        for instance, card in zip(container.instances, own)
+    ]
     return replace(
         container, instances=tuple(resized), online=request.online, enforcer=request.enforcer
     )
@@ -240,13 +235,8 @@ def _named(request: Request, cards: Sequence[CardLoad]) -> List[CardLoad]:
     return named
 
 
-def _check_policies(request: Request, share: CardShare, cards: Sequence[CardLoad]) -> None:
-    """A share over several cards fails by rule, not for room, when too few have the policy."""
-    if share.cards == 1 or share.whole_card:
-        return
-    others = [card for card in cards if card.policy is not Policy.NATIVE_BURST_SHARE]
-    if others and len(cards) >= share.cards > len(cards) - len(others):
-        rules.check_policy(request, others[0].device.index, others[0].policy)
+def _policies(cards: Iterable[CardLoad]) -> Dict[int, Policy]:
+    return {card.device.index: card.policy for card in cards}
 
 
 def _memory_bytes(share: CardShare, card: CardLoad) -> int:
@@ -257,7 +247,7 @@ def _obstacle(request: Request, share: CardShare, card: CardLoad) -> Optional[st
     """What keeps ``card`` from holding one part of ``request``; None: nothing."""
     if not card.healthy:
         return "is out of service"
-    if share.cards > 1 and not share.whole_card and card.policy is not Policy.NATIVE_BURST_SHARE:
+    if share.needs_native_burst and card.policy is not Policy.NATIVE_BURST_SHARE:
         return f"is under {card.policy.label}"
     if card.free_instance_id is None:
         return f"has all of its {MAX_INSTANCES_PER_DEVICE} instances in use"
@@ -311,6 +301,17 @@ def _placement(card: CardLoad, share: CardShare) -> Placement:
         compute_weight=share.compute_weight,
         vmem_limit_bytes=_memory_bytes(share, card),
         whole_card=share.whole_card,
+    )
+
+
+def _card_of(container: Container, held: Instance, cards: Iterable[CardLoad]) -> CardLoad:
+    for card in cards:
+        if card.device.uuid == held.device_uuid:
+            return card
+    raise NotFound(
+        f"device {held.device_index} ({held.device_uuid})",
+        f"container {container.short_id} holds an instance on it, and it is gone",
+        "bring the device back, or release the container",
     )
 
 

@@ -20,6 +20,8 @@ RECOMMENDED_CORE_STEP = 5
 RECOMMENDED_MEMORY_MIB = 1024
 RECOMMENDED_CONTAINERS_IN_POD = 5
 
+_FOR_SEVERAL = Policy.NATIVE_BURST_SHARE
+
 T = TypeVar("T")
 
 
@@ -34,6 +36,11 @@ class CardShare:
     @property
     def whole_card(self) -> bool:
         return self.memory_mib is None
+
+    @property
+    def needs_native_burst(self) -> bool:
+        """A share over several cards; whole cards have nobody to share with."""
+        return self.cards > 1 and not self.whole_card
 
 
 def parse_core(value: object) -> int:
@@ -102,26 +109,32 @@ def per_card(request: Request) -> CardShare:
     return _several_cards(request.core, request.memory_mib, request)
 
 
-def check_policy(request: Request, device_index: int, policy: Policy) -> None:
-    """Raises RuleBroken when a share over several cards meets a device of another policy."""
+def check_policies(request: Request, policies: Mapping[int, Policy]) -> None:
+    """Raises RuleBroken when too few devices (by index) may hold a share over several cards."""
     share = per_card(request)
-    if share.cards > 1 and not share.whole_card and policy is not Policy.NATIVE_BURST_SHARE:
+    if not share.needs_native_burst:
+        return
+    others = [index for index, policy in policies.items() if policy is not _FOR_SEVERAL]
+    if others and len(policies) - len(others) < share.cards:
+        names = ", ".join(str(index) for index in sorted(others))
         raise RuleBroken(
             f"cards {share.cards}",
-            "a share over several cards needs native-burst-share, "
-            f"and device {device_index} is under {policy.label}",
-            f"set it with 'mgpu-cli policy {device_index} native-burst-share', or ask for one card",
+            f"a share over several cards needs {_FOR_SEVERAL.label} on each, "
+            f"and device{'s' if len(others) > 1 else ''} {names} "
+            f"{'are' if len(others) > 1 else 'is'} under another policy",
+            f"set it, such as 'mgpu-cli policy {min(others)} {_FOR_SEVERAL.label}', "
+            "or ask for one card",
         )
 
 
 def check_policy_change(device: Device, policy: Policy, containers: Iterable[Container]) -> None:
     """Raises Conflict when ``device`` holds a share over several cards: those need native-burst."""
     split = _split_share_on(device.uuid, containers)
-    if split is not None and policy is not Policy.NATIVE_BURST_SHARE:
+    if split is not None and policy is not _FOR_SEVERAL:
         raise Conflict(
             f"policy {policy.label} for device {device.index}",
             f"container {split.short_id} holds a share over several cards there, "
-            "which needs native-burst-share",
+            f"which needs {_FOR_SEVERAL.label}",
             f"release it first: 'mgpu-cli release {split.short_id}'",
         )
 
@@ -138,7 +151,7 @@ def policy_of(
     what check_policy_change() refuses.
     """
     if _split_share_on(device_uuid, containers) is not None:
-        return Policy.NATIVE_BURST_SHARE
+        return _FOR_SEVERAL
     return policies.get(device_uuid, default)
 
 

@@ -233,12 +233,14 @@ def test_find_what_a_person_types(ledger):
         (one.container_id, one),
         (one.short_id, one),
         ("abcd1", one),
+        ("/c1", one),
+        ("/c2", two),
         ("web", one),
         ("abcd", two),  # a name goes before the beginning of an id
         ("abce", two),
     ):
         assert ledger.find(text) == found
-    for text in ("", "abc", "ABCD1", "web ", "abcd%", "abcd2", "x" * 10000, "\n"):
+    for text in ("", "abc", "ABCD1", "web ", "abcd%", "abcd2", "/", "/f1", "x" * 10000, "\n"):
         with pytest.raises(NotFound) as caught:
             ledger.find(text)
         assert str(caught.value).isprintable() and len(str(caught.value)) < 200

@@ -172,8 +172,11 @@ def test_several_cards_are_distinct_and_come_by_index():
 
 def test_several_cards_only_under_native_burst_share():
     with pytest.raises(RuleBroken) as caught:
-        placement.choose(Request(60, 8192, cards=2), [card(0), card(1, policy=NATIVE)], BINPACK)
+        placement.choose(Request(60, 8192, cards=2), [card(0), card(1)], BINPACK)
     assert str(caught.value) in PAGE
+    with pytest.raises(RuleBroken) as caught:
+        placement.choose(Request(60, 8192, cards=2), [card(0), card(1, policy=NATIVE)], BINPACK)
+    assert "on each, and device 0 is under another policy" in str(caught.value)
     cards = [card(0), card(1, policy=NATIVE), card(2, policy=NATIVE)]
     assert chosen(Request(60, 8192, cards=2), cards) == [(1, 0), (2, 0)]
 

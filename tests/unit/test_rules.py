@@ -99,7 +99,7 @@ def test_the_table_meets_every_refusal_in_the_code(monkeypatch):
     for _, asked, _ in REFUSED:
         with pytest.raises(RuleBroken):
             rules.check(request(asked))
-    elsewhere = {"check_policy", "same_value"}  # below, and in test_placement.py
+    elsewhere = {"check_policies", "same_value"}  # below, and in test_placement.py
     assert made_at | elsewhere == _functions_that_refuse()
 
 
