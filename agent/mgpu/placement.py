@@ -174,14 +174,15 @@ def card_score(card: CardLoad, share: CardShare, online: bool) -> float:
 
 
 def node_score(request: Request, cards: Sequence[CardLoad], strategy: Strategy) -> Optional[float]:
-    """How well a node suits ``request``, 0 to 100, higher is better; None: it has no room.
+    """How well a node suits ``request``, 0 to 100, higher is better; None: it cannot hold it.
 
     ``cards`` are all cards of the node. The formula of a card over the sums of its healthy cards,
-    with the request taken off; for binpack turned round.
+    with the request taken off; for binpack turned round. Raises RuleBroken where no node would do.
     """
+    rules.per_card(request)
     try:
         chosen = choose(request, cards, strategy)
-    except NoRoom:
+    except (NoRoom, RuleBroken):
         return None
     healthy = [card for card in cards if card.healthy]
     score = free_score(

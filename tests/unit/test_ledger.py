@@ -483,6 +483,27 @@ for number in range(1, 10**6):
         after.close()
 
 
+def test_a_log_torn_by_a_power_cut_gives_the_changes_before_the_tear(path, tmp_path):
+    ledger = Ledger(path, BOOT)
+    wal = Path(f"{path}-wal")
+    ended_at = [wal.stat().st_size]  # of the log, after each change
+    for number in range(1, 9):
+        ledger.add(draft(number), [on(number)])
+        ended_at.append(wal.stat().st_size)
+    database, log = path.read_bytes(), wal.read_bytes()
+    ledger.close()
+    assert ended_at == sorted(set(ended_at)), "every change is in the log when its call returns"
+    torn = tmp_path / "torn.db"
+    for size in range(ended_at[0], len(log) + 1, 1021):
+        for garbage in (b"", b"\xff" * 600):
+            torn.write_bytes(database)
+            Path(f"{torn}-wal").write_bytes(log[:size] + garbage)
+            after = Ledger(torn, BOOT)
+            whole = sum(1 for end in ended_at[1:] if end <= size)
+            assert [int(c.created_at_s) for c in after.containers()] == list(range(1, whole + 1))
+            after.close()
+
+
 def test_listing_128_containers_is_one_query(ledger):
     with ledger.transaction():
         for number in range(128):

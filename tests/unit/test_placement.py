@@ -353,6 +353,9 @@ def test_score_of_a_node():
 def test_a_node_without_room_has_no_score_and_a_sick_card_does_not_count():
     assert placement.node_score(Request(30, 20000), [card(0)], SPREAD) is None
     assert placement.node_score(Request(30, 4096), [], SPREAD) is None
+    assert placement.node_score(Request(60, 8192, cards=2), [card(0), card(1)], SPREAD) is None
+    with pytest.raises(RuleBroken):
+        placement.node_score(Request(101, 4096), [card(0)], SPREAD)
     with_sick = [card(0), card(1, healthy=False)]
     assert placement.node_score(Request(30, 4096), with_sick, SPREAD) == pytest.approx(54.8)
 
