@@ -4,6 +4,7 @@ Imports only what every command needs, so that a listing is quick.
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -30,6 +31,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run one command; returns its exit code (docs/cli.md)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A container's name may have letters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _main(arguments)
         if sys.stdout is not None:

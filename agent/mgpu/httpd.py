@@ -153,7 +153,8 @@ class HttpServer:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            connection = _Connection(site, reader, writer, self._limits)
+            assert self._stopped is not None
+            connection = _Connection(site, reader, writer, self._limits, self._stopped.is_set)
             self._open[task] = connection
             try:
                 if len(self._open) > self._limits.connections:
@@ -180,11 +181,13 @@ class _Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         limits: Limits,
+        stopping: Callable[[], bool],
     ) -> None:
         self._site = site
         self._reader = reader
         self._writer = writer
         self._limits = limits
+        self._stopping = stopping
         self._peer = peer_of(writer.get_extra_info("socket"))
         self.busy = False
         # drain() shall mean sent: what is left in the buffer would be lost at the end.
@@ -204,6 +207,7 @@ class _Connection:
                 return
             self.busy = True
             answer = await self._answer(request)
+            keep = keep and not self._stopping()
             await self._send(answer, keep)
             self.busy = False
             if not keep:

@@ -7,6 +7,7 @@ in a private folder beside it and renamed, so there is no moment in which others
 import errno
 import grp
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -20,6 +21,7 @@ from mgpu.errors import AlreadyRunning, ConfigInvalid, NotPermitted
 SOCKET_MODE = 0o660
 BACKLOG = 1024
 SUN_PATH_BYTES = 107
+PRIVATE_PREFIX = ".mgpu-socket-"
 _UCRED = struct.Struct("3i")
 
 
@@ -125,7 +127,10 @@ def _refuse_if_taken(path: str) -> None:
 
 
 def _bind_and_rename(listener: socket.socket, folder: str, path: str, gid: int) -> None:
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as private:
+    for entry in os.listdir(folder):
+        if entry.startswith(PRIVATE_PREFIX):  # an agent was killed in the middle of this
+            shutil.rmtree(os.path.join(folder, entry), ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=PRIVATE_PREFIX, dir=folder) as private:
         handle = os.open(private, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Through the descriptor: the private folder's own path may be too long to bind.

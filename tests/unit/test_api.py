@@ -1,7 +1,9 @@
 """The API on a real unix socket, fed with what clients send by mistake, by bug and on purpose."""
 
+import gc
 import json
 import os
+import random
 import re
 import socket
 import stat
@@ -23,7 +25,9 @@ from mgpu.listen import unix_socket
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Short, so that the tests of slow clients are quick.
-LIMITS = Limits(head_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=2.0, connections=300)
+LIMITS = Limits(
+    head_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=1.0, write_timeout_s=0.3, connections=300
+)
 
 
 class Rig:
@@ -327,6 +331,83 @@ def test_more_clients_than_are_served_are_told(rig: Rig) -> None:
     assert rig.ask("GET", "/v1/status")[0] == 200
 
 
+def test_a_client_that_never_reads_is_dropped(rig: Rig) -> None:
+    for number in range(16):
+        rig.node.bind(f"{number:04}", core=5, memory_mib=1024, device=0, name="n" * 4000)
+    with rig.connect() as connection:
+        connection.settimeout(0.5)
+        # Answers of 80 KB each; the kernel holds some 200 KB for a reader that does not come.
+        connection.sendall(request("GET", "/v1/containers") * 100)
+        wait_for(lambda: not rig.server._open)
+    assert rig.ask("GET", "/v1/status")[0] == 200
+
+
+def test_no_descriptor_is_left_behind(rig: Rig) -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    assert rig.ask("GET", "/v1/status")[0] == 200
+    wait_for(lambda: not rig.server._open)
+    before = descriptors()
+    for number in range(300):
+        data = (b"", b"GET", b"nonsense\r\n\r\n", request("GET", "/v1/status"))[number % 4]
+        with rig.connect() as connection:
+            connection.sendall(data)
+    wait_for(lambda: descriptors() <= before)
+
+
+def test_mutilated_requests_never_hurt(rig: Rig) -> None:
+    rig.node.groups.make("/containers/aaaa")
+    body = b'{"target": "aaaa", "core": "x", "memory_mib": 4096, "online": true}'
+    good = request("POST", "/v1/containers?a=b", body, "Expect: nothing", "Accept: */*")
+    dice = random.Random(19735)
+    for _ in range(400):
+        bad = bytearray(good)
+        for _ in range(dice.randint(1, 8)):
+            place = dice.randrange(len(bad))
+            kind = dice.randrange(4)
+            if kind == 0:
+                bad[place] = dice.randrange(256)
+            elif kind == 1:
+                del bad[place : place + dice.randint(1, 20)]
+            elif kind == 2:
+                bad[place:place] = bytes(dice.choices(b'\r\n\0\xff{}[]:"9%', k=dice.randint(1, 9)))
+            else:
+                bad[place:place] = bad[: dice.randrange(len(bad))]
+        with rig.connect() as connection:
+            connection.sendall(bytes(bad))
+            connection.shutdown(socket.SHUT_WR)
+            status, answer = answer_of(connection)
+            assert 400 <= status < 500 or status in (501, 505), bytes(bad)
+            assert "\n" not in answer["error"]["message"]
+    assert rig.node.ledger.containers() == []
+    assert rig.ask("GET", "/v1/status")[0] == 200
+
+
+def test_many_clients_change_at_once(rig: Rig) -> None:
+    for number in range(30):
+        rig.node.groups.make(f"/containers/{number:04}")
+    answers: List[int] = []
+
+    def bind_and_release(number: int) -> None:
+        share = {"target": f"{number:04}", "core": 20, "memory_mib": 1024, "device": 1}
+        for _ in range(3):
+            status, _answer = rig.ask("POST", "/v1/containers", share)
+            answers.append(status)
+            if status == 201:
+                assert rig.ask("DELETE", f"/v1/containers/{number:04}")[0] == 200
+
+    threads = [threading.Thread(target=bind_and_release, args=(n,)) for n in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(answers) <= {201, 409}
+    assert len(answers) == 90
+    assert rig.node.ledger.containers() == []
+
+
 def test_reading_goes_on_while_a_change_waits(rig: Rig) -> None:
     rig.node.groups.make("/containers/aaaa")
     may_go_on = threading.Event()
@@ -427,6 +508,14 @@ def test_socket_goes_with_its_agent_and_not_with_anothers(rig: Rig) -> None:
     other.site(rig.path, "root").listener.close()
     other.stop()
     assert not os.path.exists(rig.path)
+
+
+def test_what_a_killed_agent_left_is_cleared(tmp_path: Path) -> None:
+    left = tmp_path / ".mgpu-socket-abc"
+    left.mkdir()
+    (left / "s").write_text("")
+    with unix_socket(str(tmp_path / "agent.sock"), "root"):
+        assert [entry.name for entry in tmp_path.iterdir()] == ["agent.sock"]
 
 
 def test_live_socket_is_left_alone(rig: Rig) -> None:

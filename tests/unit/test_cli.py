@@ -46,7 +46,7 @@ def command(*words: str, **more: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*CLI, *words],
         capture_output=True,
-        text=True,
+        encoding="latin-1",
         timeout=30,
         **more,  # type: ignore[call-overload]
     )
@@ -159,6 +159,13 @@ def test_mistakes_get_one_line_and_a_code(
     assert re.match(r"mgpu-cli: [^\n]+\n\Z", captured.err), captured.err
     assert named in captured.err
     assert node.ledger.containers() == []
+
+
+def test_letters_that_the_terminal_lacks(node: Node) -> None:
+    node.bind("aaaa", name="caf\u00e9\u4e2d")
+    done = command("top", env={**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u4e2d" in done.stdout
 
 
 def test_output_that_cannot_be_written(node: Node) -> None:
