@@ -4,11 +4,12 @@ Reads only; the API, the CLI's tables and /metrics all show what comes from here
 agree. Every figure is read when it is asked for: nothing can be stuck at an old value.
 """
 
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from mgpu import log
 from mgpu.config import Config
 from mgpu.devices import Card, Devices
-from mgpu.errors import NotCapable
+from mgpu.errors import MgpuError, NotCapable
 from mgpu.ledger import Ledger
 from mgpu.model import MIB, Container, MemoryUse
 from mgpu.placement import CardLoad, loads
@@ -43,13 +44,21 @@ class Figures:
         if containers is None:
             containers = self.ledger.containers()
         cards = {card.device.uuid: card for card in self.seen_cards()}
-        usage, facts = self.usage(), self.facts()
+        usage, facts = self._usage_now(), self.facts()
         return [row for c in containers for row in container_rows(c, cards, usage, facts)]
 
     def use_of(self, container: Container) -> Dict[int, Optional[MemoryUse]]:
         """The tracker's figures by share_id; None where it has none."""
-        usage = self.usage()
+        usage = self._usage_now()
         return {i.share_id: usage.get(i.share_id) for i in container.instances}
+
+    def _usage_now(self) -> Mapping[int, MemoryUse]:
+        """The tracker's figures; none at all where its maps cannot be read."""
+        try:
+            return self.usage()
+        except (MgpuError, OSError) as error:
+            log.warning("usage-unreadable", why=error)
+            return {}
 
     def seen_cards(self) -> Tuple[Card, ...]:
         """The cards; none while NVML has never answered."""

@@ -19,7 +19,7 @@ from mgpu import log
 from mgpu.errors import AlreadyRunning, ConfigInvalid, NotPermitted
 
 SOCKET_MODE = 0o660
-BACKLOG = 1024
+BACKLOG = 512
 SUN_PATH_BYTES = 107
 PRIVATE_PREFIX = ".mgpu-socket-"
 _UCRED = struct.Struct("3i")
@@ -146,6 +146,8 @@ def _bind_and_rename(listener: socket.socket, folder: str, path: str, gid: int) 
 
 
 def _group_id(group: str) -> int:
+    if group.isdigit():
+        return int(group)
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:

@@ -198,8 +198,8 @@ class Service:
             with self._ledger.transaction():
                 rules.check_policy_change(found, wanted, self._ledger.containers())
                 self._ledger.set_policy(found.uuid, wanted)
-            self._parts.reconcile()
-            return {**self.policy(device), "warnings": []}
+            warnings = self._settle(self._parts.reconcile)
+            return {**self.policy(device), "warnings": warnings}
 
     # Steps of the changes
 
@@ -234,7 +234,7 @@ class Service:
         try:
             container = self._commit(draft, request)
         except (NoRoom, Conflict):
-            self._parts.reconcile()
+            self._settle(self._parts.reconcile)
             container = self._commit(draft, request)
         self._apply_or(container.container_id, lambda: self._ledger.remove(draft.container_id))
         return container
@@ -274,7 +274,7 @@ class Service:
             self._parts.apply(container_id)
         except Exception as error:
             self._undo(container_id, undo, error)
-            self._settle(container_id)
+            self._settle_one(container_id)
             if isinstance(error, MgpuError):
                 raise
             asked, reason = f"container {container_id[:12]}", f"the kernel refused it ({error})"
@@ -289,21 +289,24 @@ class Service:
             remedy = "mend that and release the container; until then the agent goes on trying"
             raise MgpuError(f"container {container_id[:12]}", reason, remedy) from error
 
-    def _settle(self, container_id: str) -> List[str]:
-        """Bring the kernel back to the ledger as far as it goes now; reconcile does the rest."""
+    def _settle(self, agree: Callable[[], None]) -> List[str]:
+        """Bring the kernel to the ledger as far as it goes now; reconcile does the rest."""
         try:
-            self._parts.apply(container_id)
+            agree()
         except Exception as error:
-            log.warning("apply-failed", container=container_id, why=error)
+            log.warning("kernel-lags", why=error)
             return [f"the kernel does not agree yet ({error}); the agent goes on trying"]
         return []
+
+    def _settle_one(self, container_id: str) -> List[str]:
+        return self._settle(lambda: self._parts.apply(container_id))
 
     def _move_in(self, container: Container, pid: int) -> None:
         try:
             self._parts.groups.add(container.cgroup, pid)
         except Exception as error:
             self._ledger.remove(container.container_id)
-            self._settle(container.container_id)
+            self._settle_one(container.container_id)
             if isinstance(error, MgpuError):
                 raise
             reason = f"it cannot be moved into cgroup {container.cgroup.path} ({error})"
@@ -315,7 +318,7 @@ class Service:
             self._ledger.remove(container.container_id, container.cgroup)
         except NotFound:
             return []
-        warnings = self._settle(container.container_id)
+        warnings = self._settle_one(container.container_id)
         if container.origin == RUN_ORIGIN:
             self._remove_cgroup(container.cgroup)
         return warnings

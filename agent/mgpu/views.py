@@ -86,7 +86,7 @@ def _instance_row(
     enforcer = container.enforcer or facts.enforcer
     return {
         "container_id": container.short_id,
-        "device_id": instance.device_index,
+        "device_id": card.device.index if card else instance.device_index,
         "instance_id": instance.instance_id,
         "pod_uid": container.pod_uid or None,
         "compute_priority": 0,

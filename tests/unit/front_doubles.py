@@ -103,8 +103,8 @@ class Node:
         self.config = Config()
         self.facts = NodeFacts("0.1.0", "cuda", Enforcer.KILL, True, card_major=240, started_at_s=1)
         self.applied: List[str] = []
-        self.reconciled = 0
         self.refuse_apply: Optional[Exception] = None
+        self.refuse_reconcile: Optional[Exception] = None
         self.during_apply: Callable[[str], None] = lambda container_id: None
         self.figures = Figures(
             self.ledger,
@@ -166,7 +166,8 @@ class Node:
             raise self.refuse_apply
 
     def _reconcile(self) -> None:
-        self.reconciled += 1
+        if self.refuse_reconcile is not None:
+            raise self.refuse_reconcile
         for container in self.ledger.containers():
             if not self.groups.exists(container.cgroup):
                 self.ledger.remove(container.container_id)
@@ -201,7 +202,7 @@ def fill(node: Node, containers: int, pids: int) -> None:
         known.update({first + n: MIB for n in range(pids)})
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     """Until ``condition`` holds; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,6 +1,7 @@
 """The service's verbs: what they answer, what they refuse, and that a refusal leaves nothing."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import List
 
@@ -311,6 +312,31 @@ def test_release_stands_though_the_kernel_lags(node: Node) -> None:
     answer = node.service.release("aaaa")
     assert "goes on trying" in answer["warnings"][0]
     assert node.ledger.containers() == []
+
+
+def test_policy_stands_though_the_kernel_lags(node: Node) -> None:
+    node.refuse_reconcile = OSError(16, "Device or resource busy")
+    answer = node.service.set_policy("0", 1)
+    assert (answer["compute_policy"], len(answer["warnings"])) == (1, 1)
+    with pytest.raises(NoRoom):
+        node.bind("aaaa", memory_mib=999_999)
+
+
+def test_maps_that_cannot_be_read_do_not_undo_a_change(node: Node) -> None:
+    def unreadable() -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    node.figures.usage = unreadable  # type: ignore[assignment]
+    node.bind("aaaa")
+    [row] = node.service.container_info()["containers"]
+    assert row["vmem_info"] is None
+
+
+def test_device_id_is_the_cards_own_of_now(node: Node) -> None:
+    node.bind("aaaa", device=1)
+    node.cards.devices = (replace(A10, index=0, minor=1), replace(H200, index=1, minor=0))
+    [row] = node.service.container_info()["containers"]
+    assert (row["device_id"], row["minor"]) == (0, 1)
 
 
 def test_release_of_a_run_ends_what_it_left(node: Node) -> None:
