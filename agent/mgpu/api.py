@@ -14,8 +14,9 @@ from mgpu import body, log
 from mgpu.errors import BadInput, MgpuError, NotPermitted
 from mgpu.http_message import HttpAnswer, HttpRefusal, HttpRequest, json_answer
 from mgpu.httpd import Lane, Site
-from mgpu.listen import Peer, remove_socket, unix_socket
+from mgpu.listen import remove_socket, unix_socket
 from mgpu.model import Enforcer
+from mgpu.ports import Peer
 from mgpu.service import Json, Service
 from mgpu.units import shown
 

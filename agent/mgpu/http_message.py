@@ -8,7 +8,7 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from mgpu.errors import BadInput, MgpuError
-from mgpu.listen import Peer
+from mgpu.ports import Peer
 
 HEAD_LIMIT_BYTES = 16 * 1024
 HEADERS_LIMIT = 64

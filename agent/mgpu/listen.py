@@ -12,29 +12,17 @@ import socket
 import stat
 import struct
 import tempfile
-from dataclasses import dataclass
 from typing import Optional
 
 from mgpu import log
 from mgpu.errors import AlreadyRunning, ConfigInvalid, NotPermitted
+from mgpu.ports import Peer
 
 SOCKET_MODE = 0o660
 BACKLOG = 512
 SUN_PATH_BYTES = 107
 PRIVATE_PREFIX = ".mgpu-socket-"
 _UCRED = struct.Struct("3i")
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Who is at the other end of a unix socket, as the kernel says (SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
-
-    def __str__(self) -> str:
-        return f"pid={self.pid} uid={self.uid} gid={self.gid}"
 
 
 def peer_of(connection: socket.socket) -> Optional[Peer]:

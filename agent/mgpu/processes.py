@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator
 
 from mgpu.errors import NotFound, NotPermitted
-from mgpu.listen import Peer
+from mgpu.ports import Peer
 
 
 class Processes:

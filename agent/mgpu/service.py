@@ -1,71 +1,27 @@
 """The verbs of the agent: bind, run, set, release, policy. Plain values in, JSON-able ones out.
 
-Each change is committed to the ledger, then the kernel is made to agree (``apply``), and only then
-is it answered. Where the kernel cannot be made to agree, the ledger's entry is taken back. One
-change at a time; reading goes on meanwhile (figures.py).
+What is refused has changed nothing (changes.py). One change at a time; reading goes on meanwhile
+(figures.py).
 """
 
 import secrets
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional
 
-from mgpu import log, rules
-from mgpu.errors import BadInput, Conflict, MgpuError, NoRoom, NotFound
+from mgpu import rules
+from mgpu.changes import RUN_ORIGIN, Changes
+from mgpu.errors import BadInput, Conflict, NotFound
 from mgpu.figures import Figures
-from mgpu.listen import Peer
-from mgpu.model import Cgroup, Container, Device, Enforcer, Request
-from mgpu.placement import choose, resize
+from mgpu.model import Container, Device, Enforcer, Request
+from mgpu.placement import resize
+from mgpu.ports import Parts, Peer
 from mgpu.units import mib_down, mib_text, shown
 
 Json = Dict[str, object]
 
-RUN_ORIGIN = "run"
 RUN_ID_BYTES = 32
-END_TIMEOUT_S = 5.0
-
-
-class Resolver(Protocol):
-    """containers.py: who is meant by a container id, a PID or a cgroup path."""
-
-    def resolve(self, target: str) -> Tuple[str, Cgroup, str, str]:
-        """(container_id, cgroup, pod_uid, name). Raises NotFound or BadInput."""
-
-
-class Groups(Protocol):
-    """cgroups/: the cgroups of runs, and whether those of containers are still there."""
-
-    def create(self, name: str) -> Cgroup: ...
-    def add(self, cgroup: Cgroup, pid: int) -> None: ...
-    def remove(self, cgroup: Cgroup) -> None: ...
-    def exists(self, cgroup: Cgroup) -> bool: ...
-    def members(self, cgroup: Cgroup) -> List[int]: ...
-
-
-class Processes(Protocol):
-    """processes.py: whose child a process is."""
-
-    def child_of(self, peer: Peer, pid: int) -> int:
-        """The child of ``peer`` that calls itself ``pid``. Raises NotFound or NotPermitted."""
-
-    def kill(self, pids: Iterable[int]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The collaborators of the service that touch the kernel.
-
-    ``apply`` makes the kernel agree with the ledger about one container and raises where that
-    cannot be done; ``reconcile`` does it for everything, and releases what has vanished.
-    """
-
-    resolver: Resolver
-    groups: Groups
-    processes: Processes
-    apply: Callable[[str], None]
-    reconcile: Callable[[], None]
-    check: Callable[[], List[Json]]
 
 
 class Service:
@@ -75,6 +31,7 @@ class Service:
         self.figures = figures
         self._ledger = figures.ledger
         self._parts = parts
+        self._changes = Changes(figures, parts)
         self._changing = threading.RLock()
 
     # What is there
@@ -131,7 +88,7 @@ class Service:
                 name=str(values.get("name") or name),
                 created_at_s=time.time(),
             )
-            return self._added(self._add(draft, request), request)
+            return self._added(self._changes.add(draft, request), request)
 
     def start_run(self, values: Mapping[str, object], peer: Peer) -> Json:
         """Make a cgroup with instances of its own and move a waiting child of the peer into it."""
@@ -151,10 +108,10 @@ class Service:
                     origin=RUN_ORIGIN,
                     created_at_s=time.time(),
                 )
-                container = self._add(draft, request)
-                self._move_in(container, pid)
+                container = self._changes.add(draft, request)
+                self._changes.move_in(container, pid)
             except BaseException:
-                self._remove_cgroup(cgroup)
+                self._changes.remove_cgroup(cgroup)
                 raise
             return self._added(container, request)
 
@@ -173,7 +130,7 @@ class Service:
                 after = resize(before, request, self.figures.loads_of(cards))
                 self._check_fits(after, force)
                 self._ledger.update(after)
-            self._apply_or(after.container_id, lambda: self._ledger.update(before))
+            self._changes.apply_or(after.container_id, lambda: self._ledger.update(before))
             return {"containers": self.figures.container_rows([after]), "warnings": warnings}
 
     def release(self, container: str, force: bool = False) -> Json:
@@ -187,8 +144,13 @@ class Service:
             if not force:
                 self._check_idle(found)
             if found.origin == RUN_ORIGIN:
-                self._end_processes(found)
-            return {"released": found.container_id, "warnings": self._forget(found)}
+                self._changes.end_processes(found)
+            return {"released": found.container_id, "warnings": self._changes.forget(found)}
+
+    def release_vanished(self) -> List[str]:
+        """Release the containers whose cgroup is gone, and runs that ended. Returns their ids."""
+        with self._changing:
+            return self._changes.release_vanished()
 
     def set_policy(self, device: str, policy: object) -> Json:
         """Set the compute_policy of a device, by number or name."""
@@ -198,7 +160,7 @@ class Service:
             with self._ledger.transaction():
                 rules.check_policy_change(found, wanted, self._ledger.containers())
                 self._ledger.set_policy(found.uuid, wanted)
-            warnings = self._settle(self._parts.reconcile)
+            warnings = self._changes.settle(None)
             return {**self.policy(device), "warnings": warnings}
 
     # Steps of the changes
@@ -229,99 +191,12 @@ class Service:
         rules.check(request)
         return request
 
-    def _add(self, draft: Container, request: Request) -> Container:
-        """Commit and apply; what vanished containers still hold is taken back for it."""
-        try:
-            container = self._commit(draft, request)
-        except (NoRoom, Conflict):
-            self._settle(self._parts.reconcile)
-            container = self._commit(draft, request)
-        self._apply_or(container.container_id, lambda: self._ledger.remove(draft.container_id))
-        return container
-
-    def _commit(self, draft: Container, request: Request) -> Container:
-        strategy = self.figures.config().card_placement
-        # Before the transaction: a driver that hangs must not keep the ledger from its readers.
-        cards = self.figures.devices.cards()
-        with self._ledger.transaction():
-            self._check_not_nested(draft)
-            placements = choose(request, self.figures.loads_of(cards), strategy)
-            return self._ledger.add(draft, placements)
-
     def _added(self, container: Container, request: Request) -> Json:
         return {
             "id": container.container_id,
             "containers": self.figures.container_rows([container]),
             "warnings": rules.check(request),
         }
-
-    def _check_not_nested(self, draft: Container) -> None:
-        """A cgroup inside a bound one would leave that one's limit, so it cannot be bound."""
-        path = draft.cgroup.path
-        for other in self._ledger.containers():
-            theirs = other.cgroup.path
-            inside = path.startswith(theirs + "/") or theirs.startswith(path + "/")
-            if inside and other.cgroup.hierarchy == draft.cgroup.hierarchy:
-                raise Conflict(
-                    f"cgroup {path}",
-                    f"container {other.short_id} is bound to {theirs}, and one holds the other",
-                    f"'mgpu-cli release {other.short_id}' first",
-                )
-
-    def _apply_or(self, container_id: str, undo: Callable[[], object]) -> None:
-        """Make the kernel agree; where that fails take the change back and tell why."""
-        try:
-            self._parts.apply(container_id)
-        except Exception as error:
-            self._undo(container_id, undo, error)
-            self._settle_one(container_id)
-            if isinstance(error, MgpuError):
-                raise
-            asked, reason = f"container {container_id[:12]}", f"the kernel refused it ({error})"
-            remedy = "see the agent's journal; nothing was changed"
-            raise MgpuError(asked, reason, remedy) from error
-
-    def _undo(self, container_id: str, undo: Callable[[], object], cause: Exception) -> None:
-        try:
-            undo()
-        except MgpuError as error:
-            reason = f"the kernel refused it ({cause}), and it cannot be taken back ({error})"
-            remedy = "mend that and release the container; until then the agent goes on trying"
-            raise MgpuError(f"container {container_id[:12]}", reason, remedy) from error
-
-    def _settle(self, agree: Callable[[], None]) -> List[str]:
-        """Bring the kernel to the ledger as far as it goes now; reconcile does the rest."""
-        try:
-            agree()
-        except Exception as error:
-            log.warning("kernel-lags", why=error)
-            return [f"the kernel does not agree yet ({error}); the agent goes on trying"]
-        return []
-
-    def _settle_one(self, container_id: str) -> List[str]:
-        return self._settle(lambda: self._parts.apply(container_id))
-
-    def _move_in(self, container: Container, pid: int) -> None:
-        try:
-            self._parts.groups.add(container.cgroup, pid)
-        except Exception as error:
-            self._ledger.remove(container.container_id)
-            self._settle_one(container.container_id)
-            if isinstance(error, MgpuError):
-                raise
-            reason = f"it cannot be moved into cgroup {container.cgroup.path} ({error})"
-            raise MgpuError(f"PID {pid}", reason, "try again") from error
-
-    def _forget(self, container: Container) -> List[str]:
-        """Out of the ledger, then out of the kernel. Returns warnings."""
-        try:
-            self._ledger.remove(container.container_id, container.cgroup)
-        except NotFound:
-            return []
-        warnings = self._settle_one(container.container_id)
-        if container.origin == RUN_ORIGIN:
-            self._remove_cgroup(container.cgroup)
-        return warnings
 
     def _check_fits(self, after: Container, force: bool) -> None:
         """A limit below what is in use needs ``force``."""
@@ -357,27 +232,6 @@ class Service:
                 f"its processes {', '.join(holders[:8])} hold device memory",
                 "stop them first, or use --force",
             )
-
-    def _end_processes(self, container: Container) -> None:
-        """Kill what a run left behind; forking cannot outrun it, as it is repeated."""
-        deadline = time.monotonic() + END_TIMEOUT_S
-        groups = self._parts.groups
-        while groups.exists(container.cgroup):
-            members = groups.members(container.cgroup)
-            if not members:
-                return
-            self._parts.processes.kill(members)
-            if time.monotonic() > deadline:
-                reason = f"{len(members)} of its processes do not die"
-                remedy = "they may be stuck in the driver; try again"
-                raise Conflict(f"container {container.short_id}", reason, remedy)
-            time.sleep(0.01)
-
-    def _remove_cgroup(self, cgroup: Cgroup) -> None:
-        try:
-            self._parts.groups.remove(cgroup)
-        except (OSError, MgpuError) as error:
-            log.warning("cgroup-stays", cgroup=cgroup.path, why=error)
 
 
 def _enforcer(value: object) -> Optional[Enforcer]:

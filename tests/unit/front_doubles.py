@@ -14,11 +14,10 @@ from mgpu.devices import Figures as CardFigures
 from mgpu.errors import NotCapable, NotFound
 from mgpu.figures import Figures
 from mgpu.ledger import Ledger
-from mgpu.listen import Peer
 from mgpu.model import MIB, Cgroup, Device, Enforcer, MemoryUse, PidUse
-from mgpu.ports import NodeFacts
+from mgpu.ports import NodeFacts, Parts, Peer
 from mgpu.processes import Processes
-from mgpu.service import Parts, Service
+from mgpu.service import Service
 
 H200 = Device(0, "GPU-00000000-h200", "NVIDIA H200 (simulated)", 0, 143771 * MIB, simulated=True)
 A10 = Device(1, "GPU-11111111-a10", "NVIDIA A10 (simulated)", 1, 23028 * MIB, simulated=True)
@@ -104,7 +103,6 @@ class Node:
         self.facts = NodeFacts("0.1.0", "cuda", Enforcer.KILL, True, card_major=240, started_at_s=1)
         self.applied: List[str] = []
         self.refuse_apply: Optional[Exception] = None
-        self.refuse_reconcile: Optional[Exception] = None
         self.during_apply: Callable[[str], None] = lambda container_id: None
         self.figures = Figures(
             self.ledger,
@@ -124,7 +122,6 @@ class Node:
                 groups=self.groups,
                 processes=processes,
                 apply=self._apply,
-                reconcile=self._reconcile,
                 check=lambda: [dict(CHECK)],
             ),
         )
@@ -159,18 +156,11 @@ class Node:
         for inside in self.groups.inside.values():
             inside[:] = [pid for pid in inside if pid not in pids]
 
-    def _apply(self, container_id: str) -> None:
-        self.applied.append(container_id)
-        self.during_apply(container_id)
+    def _apply(self, container_id: Optional[str]) -> None:
+        self.applied.append(container_id or "")
+        self.during_apply(container_id or "")
         if self.refuse_apply is not None:
             raise self.refuse_apply
-
-    def _reconcile(self) -> None:
-        if self.refuse_reconcile is not None:
-            raise self.refuse_reconcile
-        for container in self.ledger.containers():
-            if not self.groups.exists(container.cgroup):
-                self.ledger.remove(container.container_id)
 
 
 CHECK = {

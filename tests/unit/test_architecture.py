@@ -29,6 +29,7 @@ LAYERS = {
     "mgpu.compute.shares": PURE,
     "mgpu.figures": MIDDLE,
     "mgpu.views": MIDDLE,
+    "mgpu.changes": MIDDLE,
     "mgpu.service": MIDDLE,
     "mgpu.api": MIDDLE,
     "mgpu.metrics": MIDDLE,

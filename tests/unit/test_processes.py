@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mgpu.errors import NotFound, NotPermitted
-from mgpu.listen import Peer
+from mgpu.ports import Peer
 from mgpu.processes import Processes
 
 
