@@ -22,7 +22,13 @@ Json = Dict[str, Any]
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors as every other error: one line and the exit code of bad input."""
+    """Errors as every other error: one line and the exit code of bad input.
+
+    No abbreviations: a script that uses one would break when another option is added.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise BadInput("command line", " ".join(message.split()), f"see '{self.prog} --help'")

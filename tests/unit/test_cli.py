@@ -123,6 +123,8 @@ def test_check_status_top(node: Node, capsys: Text) -> None:
         (["device", "info", "7"], 4, "7"),
         (["container", "info", "7"], 4, "7"),
         (["bind", "aaaa"], 2, "--core"),
+        (["bind", "aaaa", "--cor", "30", "--mem", "4096"], 2, "--core"),
+        (["run", *SHARE, "true"], 125, "true"),
         (["bind", "aaaa", "--core", "30"], 3, "memory"),
         (["bind", "aaaa", "--core", "0", "--memory", "4096"], 2, "core"),
         (["bind", "aaaa", "--core", "-5", "--memory", "4096"], 2, "core"),
