@@ -1,0 +1,53 @@
+"""Talks to the service manager: the datagrams of sd_notify(3), without libsystemd.
+
+Where no manager listens (NOTIFY_SOCKET is not set) every call does nothing.
+"""
+
+import os
+import socket
+from typing import Mapping, Optional
+
+
+class ServiceManager:
+    """The service manager that started this process, if one did."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._watchdog_usec = environment.get("WATCHDOG_USEC", "")
+        self._watchdog_pid = environment.get("WATCHDOG_PID", "")
+
+    def ready(self) -> None:
+        self._send("READY=1\nSTATUS=limits are in force")
+
+    def reloading(self) -> None:
+        self._send("RELOADING=1")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def status(self, text: str) -> None:
+        self._send("STATUS=" + text)
+
+    def alive(self) -> None:
+        """Feed the watchdog. To be called by the loop that does the work, and by nobody else."""
+        self._send("WATCHDOG=1")
+
+    @property
+    def watchdog_s(self) -> Optional[float]:
+        """How often ``alive`` is expected at least; None without a watchdog for this process."""
+        if not self._watchdog_usec or self._watchdog_pid not in ("", str(os.getpid())):
+            return None
+        return int(self._watchdog_usec) / 1_000_000
+
+    def _send(self, message: str) -> None:
+        if not self._address:
+            return
+        address = self._address
+        if address.startswith("@"):  # an abstract socket
+            address = "\0" + address[1:]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            try:
+                sender.connect(address)
+                sender.sendall(message.encode())
+            except OSError:
+                return  # a manager that is gone must not take the agent with it
