@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence, Tuple
@@ -39,6 +40,7 @@ IDLE_TIMEOUT_S = 15.0
 WRITE_TIMEOUT_S = 10.0
 LINGER_S = 1.0
 STOP_TIMEOUT_S = 5.0
+COMPLAIN_EVERY_S = 1.0
 CONNECTIONS_LIMIT = 512
 
 
@@ -101,6 +103,7 @@ class HttpServer:
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._stopped: Optional[asyncio.Event] = None
         self._failure: Optional[BaseException] = None
+        self._complained_at = float("-inf")
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mgpu-http", daemon=True)
 
@@ -128,6 +131,7 @@ class HttpServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._complain)
         self._stopped = asyncio.Event()
         servers = []
         for site in self._sites:
@@ -146,6 +150,13 @@ class HttpServer:
             task.cancel()
         if self._open:
             await asyncio.wait(list(self._open), timeout=STOP_TIMEOUT_S)
+
+    def _complain(self, _: asyncio.AbstractEventLoop, context: Dict[str, Any]) -> None:
+        """What asyncio meets by itself, such as no descriptor for a client: a line a second."""
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAIN_EVERY_S:
+            self._complained_at = now
+            log.warning("http-server", what=context["message"], why=context.get("exception", ""))
 
     def _server_of(
         self, site: Site

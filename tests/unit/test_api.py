@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import resource
 import socket
 import stat
 import subprocess
@@ -355,6 +356,33 @@ def test_no_descriptor_is_left_behind(rig: Rig) -> None:
         with rig.connect() as connection:
             connection.sendall(data)
     wait_for(lambda: descriptors() <= before)
+
+
+def test_more_clients_than_descriptors_wait_their_turn(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients = [rig.connect() for _ in range(60)]
+    wait_for(lambda: len(rig.server._open) == 60)
+    clients += [socket.socket(socket.AF_UNIX) for _ in range(100)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 5, hard))
+    try:
+        for client in clients[60:]:
+            client.settimeout(20)
+            client.connect(rig.path)
+        for client in clients:
+            client.sendall(request("GET", "/v1/status", b"", "Connection: close"))
+        answers = [answer_of(client)[0] for client in clients[:60]]
+        for client in clients[:60]:
+            client.close()
+        answers += [answer_of(client)[0] for client in clients[60:]]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert answers == [200] * 160
+    complaints = [r for r in caplog.records if r.getMessage() == "http-server"]
+    assert 1 <= len(complaints) < 20
+    for client in clients[60:]:
+        client.close()
 
 
 def test_mutilated_requests_never_hurt(rig: Rig) -> None:
