@@ -147,12 +147,12 @@ class Map:
                 if error.errno not in (errno.EINVAL, errno.ENOSPC, errno.EOPNOTSUPP, 524):
                     raise
                 self._batches = error.errno == errno.ENOSPC
-        for key in self.keys():
+        for key in self.key_list():
             value = self.lookup(key)
             if value is not None:
                 yield key, value
 
-    def keys(self) -> List[bytes]:
+    def key_list(self) -> List[bytes]:
         """All keys, gathered before any is returned, so that the caller may delete them."""
         found: List[bytes] = []
         seen = set()

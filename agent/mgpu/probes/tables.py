@@ -32,7 +32,7 @@ class Tables:
     # What the agent says
 
     def set_settings(self, numbers: Numbers, context_bytes: int, caps_major: int = 0) -> None:
-        """The device numbers and what a context costs. Makes this generation the one that counts."""
+        """The device numbers and what a context costs; makes this generation the one that counts."""
         wanted = layout.Settings(
             self._loader.generation,
             context_bytes,
@@ -75,14 +75,14 @@ class Tables:
                 self._map("followed").delete(tid)
 
     def follow(self, tids: Iterable[int], key: int) -> None:
-        """These threads, and what they start, are of the container ``key``, whatever cgroup ids say."""
+        """These threads and what they start are of the container ``key``, whatever cgroup ids say."""
         for tid in tids:
             self._put("followed", _U32.pack(tid), _U64.pack(key))
 
     def remove_share(self, share_id: int) -> None:
         """Forget an instance's figures."""
         for name in ("held", "unseen"):
-            for raw in self._map(name).keys():
+            for raw in self._map(name).key_list():
                 if layout.HeldKey.from_buffer_copy(raw).share_id == share_id:
                     self._map(name).delete(raw)
         for name in ("limits", "counts"):
@@ -96,7 +96,7 @@ class Tables:
             if nbytes:
                 self._put("unseen", bytes(layout.HeldKey(pid, share_id)), _U64.pack(nbytes))
                 sums[share_id] = sums.get(share_id, 0) + nbytes
-        for raw in table.keys():
+        for raw in table.key_list():
             key = layout.HeldKey.from_buffer_copy(raw)
             if not unseen.get((key.tgid, key.share_id)):
                 table.delete(raw)
@@ -131,9 +131,7 @@ class Tables:
 
     def usage(self) -> Dict[int, MemoryUse]:
         """The figures of every instance."""
-        unseen = {
-            _pair(raw): _U64.unpack(value)[0] for raw, value in self._map("unseen").items()
-        }
+        unseen = {_pair(raw): _U64.unpack(value)[0] for raw, value in self._map("unseen").items()}
         pids: Dict[int, List[PidUse]] = {}
         for raw, held in self._entries("held", layout.Held):
             pid, share_id = _pair(raw)
