@@ -116,7 +116,9 @@ class Cgroups:
         name = UNIFIED if UNIFIED in paths else DEVICES
         inode = self._trees[name].inode(paths[name])
         if inode is None:
-            raise NotFound(f"cgroup {shown(paths[name])}", "no such cgroup", "it may just have ended")
+            raise NotFound(
+                f"cgroup {shown(paths[name])}", "no such cgroup", "it may just have ended"
+            )
         return Cgroup(inode, paths.get(UNIFIED), paths.get(DEVICES), paths.get(FREEZER))
 
     def _relative(self, path: Path) -> str:
