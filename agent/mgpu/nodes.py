@@ -45,7 +45,7 @@ class Numbers:
 
 def read_majors(text: str) -> Dict[str, int]:
     """Majors of character devices by name, of the text of /proc/devices."""
-    majors = {}
+    majors: Dict[str, int] = {}
     for line in text.partition("Block devices:")[0].splitlines():
         number, _, name = line.strip().partition(" ")
         if number.isdigit():

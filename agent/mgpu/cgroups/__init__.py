@@ -66,7 +66,7 @@ def open_cgroups(
 
 
 class Cgroups:
-    """The hierarchies in ``mounts``; ``unified``, ``devices`` and ``freezer`` are None if absent."""
+    """The hierarchies in ``mounts``: ``unified``, ``devices``, ``freezer``, None where absent."""
 
     def __init__(self, proc_root: Path, mounts: Mounts) -> None:
         self._proc_root = proc_root
@@ -167,7 +167,7 @@ class Cgroups:
                 if all(tree.mount != other.mount for other in made):
                     tree.make(path)
                     made.append(tree)
-            return self.at({name: path for name in self._trees})
+            return self.at(dict.fromkeys(self._trees, path))
         except OSError as error:
             for tree in made:
                 tree.remove(path)

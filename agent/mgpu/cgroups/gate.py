@@ -48,7 +48,7 @@ def plan_of(numbers: Numbers, minors: Sequence[int]) -> _Plan:
 
 
 class Gate:
-    """The gates of this node. ``program`` gives a descriptor of the loaded program, not ours to close."""
+    """The gates of this node. ``program`` gives the loaded program's descriptor: not closed here."""
 
     def __init__(self, cgroups: Cgroups, program: Callable[[], int]) -> None:
         self._cgroups = cgroups
@@ -66,6 +66,8 @@ class Gate:
         """
         plan = plan_of(numbers, minors)
         self._last = numbers
+        if self._plans.get(cgroup.inode) == plan and self.is_closed(cgroup):
+            return
         if cgroup.unified is not None and self._cgroups.unified is not None:
             self._attach(self._cgroups.unified, cgroup.unified)
             self._held_paths[cgroup.inode] = cgroup.unified
@@ -150,7 +152,7 @@ class Gate:
         return found
 
     def detach(self, path: str) -> None:
-        """Take our programs from the cgroup at ``path`` of the unified hierarchy, if it is there."""
+        """Take our programs from the cgroup at ``path`` of the unified hierarchy, if any."""
         tree = self._cgroups.unified
         if tree is None:
             return

@@ -113,7 +113,7 @@ def _settle(
 
 
 def is_closed(tree: DeviceRules, path: str, held: Set[Number], majors: Set[int]) -> Optional[bool]:
-    """Whether exactly ``held`` is open; None: the cgroup allows all, and its exceptions are hidden."""
+    """Whether exactly ``held`` is open; None: it allows all, and its exceptions are hidden."""
     rules = tree.rules(path)
     if allows_all(rules):
         return None
@@ -124,7 +124,10 @@ def is_closed(tree: DeviceRules, path: str, held: Set[Number], majors: Set[int])
 
 
 def reopen(tree: DeviceRules, path: str, held: Set[Number], closed: Set[Number]) -> None:
-    """Undo ``close_open``: what allows all allows the closed again, what denies all loses the held."""
+    """Undo ``close_open``.
+
+    A cgroup that allows all opens what was closed again; one that denies all loses what it held.
+    """
     for each in tree.walk(path):
         try:
             if allows_all(tree.rules(each)):
