@@ -31,6 +31,8 @@ class Reconciler:
         self._config = config
         self._lock = threading.RLock()
         self._failing: Set[str] = set()
+        self._unseen: Dict[ProcessShare, int] = {}
+        self._first = True
 
     def run(self) -> None:
         """Make everything agree. A container that cannot be mended is logged, the rest go on."""
@@ -44,6 +46,9 @@ class Reconciler:
                     self._log_once(container, error)
             self._kernel.drop_strangers(containers)
             self._kernel.guard(self._config().guard)
+            if self._first:
+                self._kernel.open_strange_gates(containers)
+                self._first = False
             self._kernel.follow(containers)
 
     def apply(self, container_id: Optional[str]) -> None:
@@ -67,8 +72,8 @@ class Reconciler:
             containers = self._ledger.containers()
             driver = self._by_share(cards, containers)
             after = self._kernel.tracked()
-            for (pid, share_id), nbytes in unseen_bytes(before, driver, after).items():
-                self._kernel.set_unseen(pid, share_id, nbytes)
+            self._unseen = unseen_bytes(before, driver, after, self._unseen)
+            self._kernel.set_unseen(self._unseen)
 
     def _prepare(self) -> List[Container]:
         """What concerns all containers: the nodes, and the numbers in the maps."""

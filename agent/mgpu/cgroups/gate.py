@@ -131,6 +131,10 @@ class Gate:
         self._guarded = wanted
         return sorted(wanted)
 
+    def guarded(self) -> List[str]:
+        """The paths that ``guard`` closed."""
+        return sorted(self._guarded)
+
     def unguard(self) -> None:
         """Take away what ``guard`` put there; gates of containers stay."""
         self._unguard(self._guarded)

@@ -31,16 +31,16 @@ class Tables:
 
     # What the agent says
 
-    def set_settings(self, numbers: Numbers, context_bytes: int, caps_major: int = 0) -> None:
-        """The device numbers and what a context costs; makes this generation the one that counts."""
+    def set_settings(self, numbers: Numbers, context_bytes: int) -> None:
+        """The device numbers and what a context costs. Makes the loader's generation count."""
         wanted = layout.Settings(
             self._loader.generation,
             context_bytes,
             numbers.card_major,
             numbers.ctl_minor,
-            numbers.uvm_major,
+            max(numbers.uvm_major, 0),
             numbers.uvm_minor,
-            caps_major,
+            numbers.others[0] if numbers.others else 0,
         )
         self._put("settings", _U32.pack(0), bytes(wanted))
 
@@ -75,7 +75,7 @@ class Tables:
                 self._map("followed").delete(tid)
 
     def follow(self, tids: Iterable[int], key: int) -> None:
-        """These threads and what they start are of the container ``key``, whatever cgroup ids say."""
+        """These threads, and those that they start, are of the container ``key``."""
         for tid in tids:
             self._put("followed", _U32.pack(tid), _U64.pack(key))
 
