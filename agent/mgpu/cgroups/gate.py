@@ -48,7 +48,7 @@ def plan_of(numbers: Numbers, minors: Sequence[int]) -> _Plan:
 
 
 class Gate:
-    """The gates of this node. ``program`` gives the loaded program's descriptor: not closed here."""
+    """The gates of this node. ``program`` gives the loaded program's descriptor, and keeps it."""
 
     def __init__(self, cgroups: Cgroups, program: Callable[[], int]) -> None:
         self._cgroups = cgroups
