@@ -193,8 +193,9 @@ static __always_inline int enter_free(__u64 handle, __u32 kind, int counted)
 	if (!call)
 		return 0;
 	taken = counted ? take_reference(call, handle, kind) : take(call, handle, kind);
-	if (taken || call->extra)
-		return 0;
+	if (!taken && !call->extra)
+		return done();
+	return 0;
 }
 
 /* cuMemFree, cuMemFreeAsync, cuArrayDestroy, cuMipmappedArrayDestroy */

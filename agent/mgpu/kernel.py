@@ -16,16 +16,15 @@ from mgpu.errors import MgpuError, NotCapable, NotFound
 from mgpu.ledger import Ledger
 from mgpu.model import MIB, Cgroup, Container, Device, Enforcer, MemoryUse
 from mgpu.nodes import Nodes, Numbers
-from mgpu.probes.cuda import CudaTracker
 from mgpu.probes.layout import ROOT_SHIFT
-from mgpu.probes.tables import Tables
+from mgpu.probes.tracking import Tracking
 from mgpu.unseen import ProcessShare
 
 MAJOR_FACT = "simulated-major"
 
 
 class Kernel:
-    """The parts are None where this node cannot have them."""
+    """Over parts that each own one thing; ``tracking`` has no tables where eBPF cannot be had."""
 
     def __init__(
         self,
@@ -33,16 +32,14 @@ class Kernel:
         nodes: Nodes,
         cgroups: Cgroups,
         gate: Gate,
-        tables: Optional[Tables],
-        tracker: Optional[CudaTracker],
+        tracking: Tracking,
         proc_root: Path,
     ) -> None:
         self._ledger = ledger
         self._nodes = nodes
         self._cgroups = cgroups
         self._gate = gate
-        self._tables = tables
-        self._tracker = tracker
+        self._tracking = tracking
         self._proc_root = proc_root
         self._minor_of: Dict[str, int] = {}
         self._bound: Dict[int, Cgroup] = {}
@@ -60,9 +57,9 @@ class Kernel:
         """
         self.numbers = self._read_numbers()
         self._minor_of = {card.uuid: card.minor for card in cards}
-        if self._tables is not None:
-            self._tables.set_settings(self.numbers, config.context_mib * MIB)
-            self._tables.set_uuids({_uuid_bytes(card.uuid): card.minor for card in cards})
+        if self._tracking.tables is not None:
+            self._tracking.tables.set_settings(self.numbers, config.context_mib * MIB)
+            self._tracking.tables.set_uuids({_uuid_bytes(card.uuid): card.minor for card in cards})
         if cards:
             self._nodes.ensure(self.numbers, cards, containers)
 
@@ -74,9 +71,9 @@ class Kernel:
         assert self.numbers is not None
         self._gate.close(container.cgroup, self.numbers, minors)
         key = self._key(container.cgroup)
-        if self._tables is not None:
+        if self._tracking.tables is not None:
             enforcer = container.enforcer or config.enforce or Enforcer.KILL
-            self._tables.bind(key, container, self._minor_of, enforcer)
+            self._tracking.tables.bind(key, container, self._minor_of, enforcer)
         self._bound[key] = container.cgroup
 
     def drop_strangers(self, containers: Sequence[Container]) -> None:
@@ -84,20 +81,22 @@ class Kernel:
         keys = {self._key(container.cgroup) for container in containers}
         shares = {i.share_id for container in containers for i in container.instances}
         there = set(self._bound)
-        if self._tables is not None:
-            there |= set(self._tables.bound())
+        if self._tracking.tables is not None:
+            there |= set(self._tracking.tables.bound())
         for key in there - keys:
-            if self._tables is not None:
-                self._tables.unbind(key)
+            if self._tracking.tables is not None:
+                self._tracking.tables.unbind(key)
             cgroup = self._bound.pop(key, None)
             if cgroup is not None:
                 self._gate.open(cgroup)
-        if self._tables is not None:
-            for share_id in set(self._tables.share_ids()) - shares:
-                self._tables.remove_share(share_id)
+        if self._tracking.tables is not None:
+            for share_id in set(self._tracking.tables.share_ids()) - shares:
+                self._tracking.tables.remove_share(share_id)
 
     def guard(self, globs: Sequence[str]) -> None:
-        self._gate.guard(globs)
+        """Close the guarded subtrees to whoever has no instance."""
+        if self._tracking.tables is not None:
+            self._gate.guard(globs)
 
     def open_strange_gates(self, containers: Sequence[Container]) -> None:
         """Gates that a former run of the agent left on cgroups that no container has any more.
@@ -106,29 +105,31 @@ class Kernel:
         """
         known = {c.cgroup.unified for c in containers}
         guarded = set(self._gate.guarded())
+        if self._tracking.tables is None:
+            return
         for path in self._gate.everywhere():
             if path not in known and path not in guarded:
                 self._gate.detach(path)
 
     def follow(self, containers: Sequence[Container]) -> None:
         """Probe the libraries of the containers' processes that were not looked at yet."""
-        if self._tables is None:
+        if self._tracking.tables is None:
             return
         members: Set[int] = set()
         for container in containers:
             pids = self._cgroups.members(container.cgroup)
             members.update(pids)
             if not self._by_cgroup_id(container.cgroup):
-                self._tables.follow(self._threads(pids), self._key(container.cgroup))
-        if self._tracker is not None:
-            self._tracker.sync(members - self._followed)
+                self._tracking.tables.follow(self._threads(pids), self._key(container.cgroup))
+        if self._tracking.tracker is not None:
+            self._tracking.tracker.sync(members - self._followed)
         self._followed |= members
 
     def mapped(self, pid: int, containers: Sequence[Container]) -> bool:
         """A process has mapped a libcuda: probe it if it is a container's."""
-        if self._tracker is None or self.container_of(pid, containers) is None:
+        if self._tracking.tracker is None or self.container_of(pid, containers) is None:
             return False
-        self._tracker.sync([pid])
+        self._tracking.tracker.sync([pid])
         self._followed.add(pid)
         return True
 
@@ -136,11 +137,11 @@ class Kernel:
         """These processes have ended: what they held goes, and their libraries' probes."""
         gone = [pid for pid in pids if not self._alive(pid)]
         for pid in gone:
-            if self._tables is not None and self._tables.born_ns(pid):
-                self._tables.drop_process(pid)
+            if self._tracking.tables is not None and self._tracking.tables.born_ns(pid):
+                self._tracking.tables.drop_process(pid)
         self._followed.difference_update(gone)
-        if self._tracker is not None:
-            self._tracker.forget(gone)
+        if self._tracking.tracker is not None:
+            self._tracking.tracker.forget(gone)
 
     def watched(self) -> Set[int]:
         """The processes whose end matters."""
@@ -148,25 +149,25 @@ class Kernel:
 
     def sweep(self) -> None:
         """Second line behind the exit events: whatever has died unseen."""
-        if self._tables is None:
+        if self._tracking.tables is None:
             return
-        known = set(self._tables.pids()) | self._followed
-        if self._tracker is not None:
-            known |= self._tracker.users()
+        known = set(self._tracking.tables.pids()) | self._followed
+        if self._tracking.tracker is not None:
+            known |= self._tracking.tracker.users()
         self.ended(known)
-        self._tables.sweep_objects()
+        self._tracking.tables.sweep_objects()
 
     # Reading
 
     def tracked(self) -> Dict[ProcessShare, int]:
-        return self._tables.tracked() if self._tables is not None else {}
+        return self._tracking.tables.tracked() if self._tracking.tables is not None else {}
 
     def set_unseen(self, unseen: Mapping[ProcessShare, int]) -> None:
-        if self._tables is not None:
-            self._tables.set_unseen(unseen)
+        if self._tracking.tables is not None:
+            self._tracking.tables.set_unseen(unseen)
 
     def usage(self) -> Dict[int, MemoryUse]:
-        return self._tables.usage() if self._tables is not None else {}
+        return self._tracking.tables.usage() if self._tracking.tables is not None else {}
 
     def container_of(self, pid: int, containers: Sequence[Container]) -> Optional[str]:
         """The id of the container that a process is in; None: in none of these, or gone."""
@@ -183,11 +184,12 @@ class Kernel:
 
     # Taking it all away
 
-    def teardown(self) -> List[str]:
-        """Take nodes and gates away; what was found. Maps and probes are the loader's."""
+    def teardown(self, containers: Sequence[Container]) -> List[str]:
+        """Take nodes and gates away; what was found. Maps and probes are ``tracking``'s."""
         found = [f"gate on cgroup {path}" for path in self._gate.everywhere()]
-        for cgroup in self._bound.values():
-            self._gate.open(cgroup)
+        numbers = self._read_numbers()
+        for container in containers:
+            self._gate.open(container.cgroup, numbers)
         for path in self._gate.everywhere():
             self._gate.detach(path)
         found += [f"node {path}" for path in self._nodes.all()]

@@ -15,7 +15,7 @@ from mgpu.devices import Card, Devices
 from mgpu.errors import MgpuError, NotCapable
 from mgpu.kernel import Kernel
 from mgpu.ledger import Ledger
-from mgpu.model import Container, Device
+from mgpu.model import Container, Device, MemoryUse, PidUse
 from mgpu.unseen import ProcessShare, unseen_bytes
 
 
@@ -74,6 +74,23 @@ class Reconciler:
             after = self._kernel.tracked()
             self._unseen = unseen_bytes(before, driver, after, self._unseen)
             self._kernel.set_unseen(self._unseen)
+
+    def driver_usage(self) -> Dict[int, MemoryUse]:
+        """Figures by share from the driver alone, for a node without a tracker of its own."""
+        containers = self._ledger.containers()
+        pids: Dict[int, List[PidUse]] = {}
+        for (pid, share_id), nbytes in self._by_share(self._devices.cards(), containers).items():
+            pids.setdefault(share_id, []).append(PidUse(pid, 0, nbytes))
+        return {
+            instance.share_id: MemoryUse(
+                instance.share_id,
+                instance.vmem_limit_bytes,
+                sum(use.unseen_bytes for use in pids.get(instance.share_id, ())),
+                pids=tuple(pids.get(instance.share_id, ())),
+            )
+            for container in containers
+            for instance in container.instances
+        }
 
     def _prepare(self) -> List[Container]:
         """What concerns all containers: the nodes, and the numbers in the maps."""
