@@ -82,6 +82,7 @@ class Agent:
         self._ended: Set[int] = set()
         self._ended_lock = threading.Lock()
         self._rounds = 0
+        self._last_fault = ""
 
     def start(self) -> None:
         """Limits in force, then the doors open. Raises MgpuError where this node cannot serve."""
@@ -135,11 +136,12 @@ class Agent:
                 self._rounds += 1
             self._report_kills()
         except (MgpuError, OSError) as error:
-            log.error("round-failed", why=error)
+            self._log_once(str(error))
             return False
         except Exception:
             log.fault("round-failed")
             return False
+        self._last_fault = ""
         return True
 
     def teardown(self) -> List[str]:
@@ -154,6 +156,12 @@ class Agent:
         return found
 
     # Parts of these
+
+    def _log_once(self, fault: str) -> None:
+        """A lasting fault is one line in the journal, not one every round."""
+        if fault != self._last_fault:
+            log.error("round-failed", why=fault)
+        self._last_fault = fault
 
     def _facts(self) -> NodeFacts:
         cards = self._figures.seen_cards()

@@ -68,7 +68,10 @@ class Reconciler:
         """Charge what the driver reports of bound processes beyond what the tracker counted."""
         with self._lock:
             before = self._kernel.tracked()
-            cards = self._devices.fresh_cards()
+            try:
+                cards = self._devices.fresh_cards()
+            except NotCapable:
+                return  # NVML has never answered: nothing to compare with
             containers = self._ledger.containers()
             driver = self._by_share(cards, containers)
             after = self._kernel.tracked()
