@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 from mgpu import bpf
 from mgpu.cgroups import Cgroups, v1
 from mgpu.cgroups.v2 import Unified, programs_of
-from mgpu.errors import Conflict, NotCapable
+from mgpu.errors import Conflict, NotCapable, NotFound
 from mgpu.model import Cgroup
 from mgpu.nodes import Numbers
 
@@ -61,9 +61,12 @@ class Gate:
     def close(self, cgroup: Cgroup, numbers: Numbers, minors: Sequence[int]) -> None:
         """Let the cgroup and those below it open the cards with ``minors``, and no other.
 
-        Raises Conflict when another manager's program is there exclusively, NotCapable when a v1
-        rule above or beside forbids it, OSError as the kernel does.
+        Raises NotFound when it is gone, Conflict when another manager's program is there
+        exclusively, NotCapable when a v1 rule above or beside forbids it, OSError as the kernel
+        does.
         """
+        if not self._cgroups.exists(cgroup):
+            raise NotFound(f"cgroup {cgroup.path}", "it is gone", "release the container")
         plan = plan_of(numbers, minors)
         self._last = numbers
         if self._plans.get(cgroup.inode) == plan and self.is_closed(cgroup):
@@ -85,6 +88,8 @@ class Gate:
             ours = _ours(self._cgroups.attached(cgroup))
             if ours != [bpf.program_info(self._program()).program_id]:
                 return False
+        if not self._cgroups.exists(cgroup):
+            return False
         if cgroup.devices is None or self._cgroups.devices is None:
             return True
         plan = self._plans.get(cgroup.inode)
