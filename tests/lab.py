@@ -208,7 +208,9 @@ class Node:
         return done
 
     def containers(self) -> List[Dict[str, Any]]:
-        rows: List[Dict[str, Any]] = json.loads(self.cli("container", "info", "-o", "json").stdout)
+        """The rows of `container info`, one for each instance."""
+        said = json.loads(self.cli("container", "info", "-o", "json").stdout)
+        rows: List[Dict[str, Any]] = said["containers"]
         return rows
 
     def used(self, name: str) -> Dict[int, int]:

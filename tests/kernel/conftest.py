@@ -2,12 +2,15 @@
 
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.lab import SIM, Node, leftovers
 
 from mgpu.cgroups import open_cgroups
 from mgpu.errors import MgpuError
+from mgpu.probes import events
 
 
 def has_root():
@@ -73,3 +76,43 @@ def dev(root, tmp_path):
     if not can_make_nodes(tmp_path):
         pytest.skip("needs CAP_MKNOD and a temporary folder without nodev")
     return tmp_path
+
+
+def missing_for_agent():
+    """What a whole agent with simulated cards lacks here; empty: nothing."""
+    if not has_root():
+        return "needs root"
+    if not has_cgroup2():
+        return "cgroup2 is not mounted at or below /sys/fs/cgroup"
+    if not events.supported():
+        return "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
+    if not (SIM / "libnvidia-ml.so.1").exists():
+        return "the simulated GPU is not built (make sim)"
+    return ""
+
+
+@contextmanager
+def a_node(**keys):
+    """An agent's configuration and folders; the test starts the agent itself."""
+    reason = missing_for_agent()
+    if reason:
+        pytest.skip(reason)
+    lab = Node(reconcile_interval_s=0.3, **keys)
+    try:
+        yield lab
+    finally:
+        lab.close()
+    assert leftovers(lab.bpf_root) == []
+
+
+@pytest.fixture
+def node():
+    with a_node() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def module_node():
+    """One for all tests of a module, which is quicker: its programs are compiled once."""
+    with a_node() as lab:
+        yield lab
