@@ -1,5 +1,4 @@
-# libnvidia-ml.so.1, the simulated NVML. Included by the Makefile of this folder; works alone too:
-#   make -C sim -f nvml.mk
+# libnvidia-ml.so.1, the simulated NVML. Included by the Makefile of this folder.
 # Compiled against NVIDIA's own header, taken from PyPI at build time and never kept here.
 BUILD        ?= ../build
 OUT          ?= $(BUILD)/sim
@@ -11,7 +10,7 @@ NVML_LIB     := $(OUT)/libnvidia-ml.so.1
 NVML_SOURCES := nvml.c nvml_identity.c nvml_figures.c nvml_processes.c nvml_events.c nvml_state.c
 NVML_OBJECTS := $(NVML_SOURCES:%.c=$(NVML_OBJ_DIR)/%.o)
 NVML_STUBS   := $(NVML_OBJ_DIR)/nvml_stubs
-NVML_CFLAGS  := -std=gnu11 -O2 -g -fPIC -Wall -Wextra -Werror -isystem $(NVML_INCLUDE) -I.
+NVML_CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -Wall -Wextra -Werror -isystem $(NVML_INCLUDE) -I.
 
 .PHONY: nvml
 nvml: $(NVML_LIB)
@@ -35,6 +34,6 @@ $(NVML_STUBS).c: nvml_stubs.py $(NVML_INCLUDE)/nvml.h
 $(NVML_STUBS).o: $(NVML_STUBS).c nvml_sim.h
 	$(CC) $(NVML_CFLAGS) -Wno-unused-parameter -c -o $@ $<
 
-$(NVML_LIB): $(NVML_OBJECTS) $(NVML_STUBS).o nvml.map
+$(NVML_LIB): $(NVML_OBJECTS) $(NVML_STUBS).o $(STATE_OBJECTS) nvml.map
 	$(CC) -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=nvml.map -Wl,-z,defs -o $@ \
 	    $(NVML_OBJECTS) $(NVML_STUBS).o $(STATE_OBJECTS) -pthread

@@ -25,6 +25,7 @@ OBJ_PIN = 6
 OBJ_GET = 7
 PROG_ATTACH = 8
 PROG_DETACH = 9
+PROG_TEST_RUN = 10
 PROG_GET_FD_BY_ID = 13
 OBJ_GET_INFO_BY_FD = 15
 PROG_QUERY = 16
@@ -146,12 +147,12 @@ class Map:
                 if error.errno not in (errno.EINVAL, errno.ENOSPC, errno.EOPNOTSUPP, 524):
                     raise
                 self._batches = error.errno == errno.ENOSPC
-        for key in self.keys():
+        for key in self.key_list():
             value = self.lookup(key)
             if value is not None:
                 yield key, value
 
-    def keys(self) -> List[bytes]:
+    def key_list(self) -> List[bytes]:
         """All keys, gathered before any is returned, so that the caller may delete them."""
         found: List[bytes] = []
         seen = set()
@@ -315,9 +316,19 @@ def is_bpffs(path: Path) -> bool:
     return bool(magic == 0xCAFE4A11)  # BPF_FS_MAGIC of linux/magic.h
 
 
-def mount_bpffs(path: Path) -> None:
-    """Mount a BPF file system at ``path`` (a folder)."""
+def mount(kind: str, path: Path) -> None:
+    """Mount a ``bpf`` or ``tracefs`` file system, for root alone, at ``path`` (a folder)."""
     where = ctypes.c_char_p(os.fsencode(path))
-    if _libc.mount(b"bpf", where, b"bpf", ctypes.c_ulong(0), b"mode=0700") != 0:
+    if _libc.mount(kind.encode(), where, kind.encode(), ctypes.c_ulong(0), b"mode=0700") != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
+
+
+def test_run(prog_fd: int, data: bytes) -> None:
+    """Run a program once over ``data`` (BPF_PROG_TEST_RUN; socket filters, kernel 4.12)."""
+    packet = ctypes.create_string_buffer(data, len(data))
+    out = ctypes.create_string_buffer(len(data) + 64)
+    attr = _attr(
+        "IIIIQQII", prog_fd, 0, len(data), len(out), _address(packet), _address(out), 1, 0, size=80
+    )
+    _bpf(PROG_TEST_RUN, attr)

@@ -6,6 +6,7 @@ is logged and the next round tries again, but only a round that went through fee
 
 import argparse
 import fcntl
+import logging
 import os
 import signal
 import sys
@@ -44,7 +45,7 @@ class Daemon:
             agent = Agent(self._config, self._wake.set)
             try:
                 agent.start()
-                log.event("agent-ready", version=__version__, **agent.summary())
+                log.event("agent-ready", logging.INFO, version=__version__, **agent.summary())
                 self._manager.ready()
                 self._loop(agent)
             finally:
@@ -93,7 +94,7 @@ class Daemon:
         self._wake.set()
 
 
-class _only_one:  # noqa: N801  (reads as a statement)
+class _only_one:
     """One agent a node: a lock on a file in the run folder, which any death gives up."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -102,7 +103,7 @@ class _only_one:  # noqa: N801  (reads as a statement)
 
     def __enter__(self) -> None:
         os.makedirs(self._path.parent, mode=0o755, exist_ok=True)
-        self._file = open(self._path, "a+")  # noqa: SIM115  (held until __exit__)
+        self._file = open(self._path, "a+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,7 +15,7 @@ from mgpu.devices import Card, Devices
 from mgpu.errors import MgpuError, NotCapable
 from mgpu.kernel import Kernel
 from mgpu.ledger import Ledger
-from mgpu.model import Container, Device
+from mgpu.model import Container, Device, MemoryUse, PidUse
 from mgpu.unseen import ProcessShare, unseen_bytes
 
 
@@ -31,6 +31,8 @@ class Reconciler:
         self._config = config
         self._lock = threading.RLock()
         self._failing: Set[str] = set()
+        self._unseen: Dict[ProcessShare, int] = {}
+        self._first = True
 
     def run(self) -> None:
         """Make everything agree. A container that cannot be mended is logged, the rest go on."""
@@ -44,6 +46,9 @@ class Reconciler:
                     self._log_once(container, error)
             self._kernel.drop_strangers(containers)
             self._kernel.guard(self._config().guard)
+            if self._first:
+                self._kernel.open_strange_gates(containers)
+                self._first = False
             self._kernel.follow(containers)
 
     def apply(self, container_id: Optional[str]) -> None:
@@ -63,12 +68,32 @@ class Reconciler:
         """Charge what the driver reports of bound processes beyond what the tracker counted."""
         with self._lock:
             before = self._kernel.tracked()
-            cards = self._devices.fresh_cards()
+            try:
+                cards = self._devices.fresh_cards()
+            except NotCapable:
+                return  # NVML has never answered: nothing to compare with
             containers = self._ledger.containers()
             driver = self._by_share(cards, containers)
             after = self._kernel.tracked()
-            for (pid, share_id), nbytes in unseen_bytes(before, driver, after).items():
-                self._kernel.set_unseen(pid, share_id, nbytes)
+            self._unseen = unseen_bytes(before, driver, after, self._unseen)
+            self._kernel.set_unseen(self._unseen)
+
+    def driver_usage(self) -> Dict[int, MemoryUse]:
+        """Figures by share from the driver alone, for a node without a tracker of its own."""
+        containers = self._ledger.containers()
+        pids: Dict[int, List[PidUse]] = {}
+        for (pid, share_id), nbytes in self._by_share(self._devices.cards(), containers).items():
+            pids.setdefault(share_id, []).append(PidUse(pid, 0, nbytes))
+        return {
+            instance.share_id: MemoryUse(
+                instance.share_id,
+                instance.vmem_limit_bytes,
+                sum(use.unseen_bytes for use in pids.get(instance.share_id, ())),
+                pids=tuple(pids.get(instance.share_id, ())),
+            )
+            for container in containers
+            for instance in container.instances
+        }
 
     def _prepare(self) -> List[Container]:
         """What concerns all containers: the nodes, and the numbers in the maps."""

@@ -3,9 +3,10 @@
 Where no manager listens (NOTIFY_SOCKET is not set) every call does nothing.
 """
 
+import array
 import os
 import socket
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Sequence
 
 
 class ServiceManager:
@@ -14,6 +15,8 @@ class ServiceManager:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._watchdog_usec = environment.get("WATCHDOG_USEC", "")
+        # systemd 254 says how many; before that the unit file is all there is to go by.
+        self._store_max = int(environment.get("FDSTORE", "1"))
         self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
     def ready(self) -> None:
@@ -33,13 +36,25 @@ class ServiceManager:
         self._send("WATCHDOG=1")
 
     @property
+    def stores_fds(self) -> bool:
+        """Whether this unit may leave descriptors with the manager."""
+        return bool(self._address) and self._store_max > 0
+
+    def store_fd(self, name: str, fd: int) -> None:
+        """Have the manager keep a copy of ``fd`` until it is removed or the unit stops for good."""
+        self._send(f"FDSTORE=1\nFDPOLL=0\nFDNAME={name}", [fd])
+
+    def remove_fd(self, name: str) -> None:
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    @property
     def watchdog_s(self) -> Optional[float]:
         """How often ``alive`` is expected at least; None without a watchdog for this process."""
         if not self._watchdog_usec or self._watchdog_pid not in ("", str(os.getpid())):
             return None
         return int(self._watchdog_usec) / 1_000_000
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, fds: Sequence[int] = ()) -> None:
         if not self._address:
             return
         address = self._address
@@ -48,6 +63,7 @@ class ServiceManager:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             try:
                 sender.connect(address)
-                sender.sendall(message.encode())
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sender.sendmsg([message.encode()], rights if fds else [])
             except OSError:
                 return  # a manager that is gone must not take the agent with it

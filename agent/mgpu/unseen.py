@@ -15,15 +15,18 @@ def unseen_bytes(
     before: Mapping[ProcessShare, int],
     driver: Mapping[ProcessShare, int],
     after: Mapping[ProcessShare, int],
+    last: Mapping[ProcessShare, int],
 ) -> Dict[ProcessShare, int]:
-    """What to charge beyond the tracked bytes, for each process where that can be told.
+    """What to charge beyond the tracked bytes, by process; those with nothing are left out.
 
-    ``before`` and ``after`` are the tracker's figures read around the driver's. A process whose
-    figure moved meanwhile is left out: the difference would be one of time, not of count. A driver
-    that reports less than was tracked (it may not have counted yet) charges nothing.
+    ``before`` and ``after`` are the tracker's figures read around the driver's. Where one moved
+    meanwhile the difference would be one of time, not of count: it keeps the charge of ``last``.
+    A driver that reports less than was tracked (it may not have counted yet) charges nothing.
     """
-    settled = {}
-    for key in set(driver) | set(before) | set(after):
+    charge = {}
+    for key in set(driver) | set(after):
         if before.get(key, 0) == after.get(key, 0):
-            settled[key] = max(0, driver.get(key, 0) - after.get(key, 0))
-    return settled
+            charge[key] = max(0, driver.get(key, 0) - after.get(key, 0))
+        else:
+            charge[key] = last.get(key, 0)
+    return {key: nbytes for key, nbytes in charge.items() if nbytes}

@@ -4,10 +4,11 @@ A node mounts the unified hierarchy, the v1 hierarchies, or (hybrid) both. Who u
 deals with ``Cgroup`` values and need not know which. The device gate on them is gate.py.
 """
 
+import contextlib
 import errno
 import re
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Collection, Dict, List, NamedTuple, Optional
 
 from mgpu import bpf
 from mgpu.cgroups.tree import Tree
@@ -200,6 +201,26 @@ class Cgroups:
                 raise Conflict(f"cgroup {path}", "processes are in it", remedy) from None
             if path.startswith(f"{PARENT}/"):
                 tree.remove_if_empty(PARENT)
+
+    def remove_ours(self, known: Collection[str] = ()) -> List[str]:
+        """Remove the cgroups below /mgpu, save ``known``; what is in them goes to the root.
+
+        Returns the paths removed. The parent goes with the last of them.
+        """
+        removed: List[str] = []
+        for tree in self._trees.values():
+            for path in reversed(list(tree.walk(PARENT))):
+                if any((kept + "/").startswith(path + "/") for kept in known):
+                    continue
+                if any(path.startswith(kept + "/") for kept in known):
+                    continue
+                for pid in tree.own_members(path):
+                    with contextlib.suppress(OSError):
+                        tree.add("/", pid)
+                tree.remove_if_empty(path)
+                if tree.inode(path) is None and path not in removed and path != PARENT:
+                    removed.append(path)
+        return removed
 
     def _places(self, cgroup: Cgroup) -> "List[Place]":
         """Where it is, the hierarchy that names it first."""

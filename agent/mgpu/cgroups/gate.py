@@ -102,8 +102,12 @@ class Gate:
             return False
         return seen is not False
 
-    def open(self, cgroup: Cgroup) -> None:
-        """Take away what ``close`` put there. A guard over the cgroup stays."""
+    def open(self, cgroup: Cgroup, numbers: Optional[Numbers] = None) -> None:
+        """Take away what ``close`` put there, also in an earlier run of the agent.
+
+        A guard over the cgroup stays. ``numbers`` are those of the last ``close`` where not given.
+        """
+        numbers = numbers or self._last
         plan = self._plans.pop(cgroup.inode, None)
         self._held_paths.pop(cgroup.inode, None)
         if not self._cgroups.exists(cgroup):
@@ -111,8 +115,8 @@ class Gate:
         if cgroup.unified is not None and cgroup.unified not in self._guarded:
             self.detach(cgroup.unified)
         if cgroup.devices is not None and self._cgroups.devices is not None:
-            if plan is None and self._last is not None:
-                plan = plan_of(self._last, _CLOSED_MINORS[:-1])
+            if plan is None and numbers is not None:
+                plan = plan_of(numbers, _CLOSED_MINORS[:-1])
             if plan is not None:
                 v1.reopen(self._cgroups.devices, cgroup.devices, plan.held, plan.closed)
 
@@ -135,6 +139,10 @@ class Gate:
         self._unguard(self._guarded - wanted)
         self._guarded = wanted
         return sorted(wanted)
+
+    def guarded(self) -> List[str]:
+        """The paths that ``guard`` closed."""
+        return sorted(self._guarded)
 
     def unguard(self) -> None:
         """Take away what ``guard`` put there; gates of containers stay."""

@@ -1,0 +1,266 @@
+"""Tracker `cuda`: uprobes on every libcuda.so that a bound process maps, once for each inode.
+
+A library is found in /proc/PID/maps and opened through /proc/PID/map_files, so that other mount
+namespaces and files deleted meanwhile do not matter. Probes are by inode and offset: they are in
+force in every process that maps the file, now or later. When the last bound process that maps it
+has gone they are taken away.
+"""
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+
+from mgpu import log
+from mgpu.probes import events
+from mgpu.probes.attachments import Attachments
+from mgpu.probes.elf import function_offsets
+from mgpu.probes.loader import Loader
+from mgpu.probes.tracepoints import Tracepoints
+
+LIBRARY = re.compile(r"(^|/)libcuda\.so(\.[0-9.]+)?( \(deleted\))?$")
+_MAP_LINE = re.compile(r"([0-9a-f]+-[0-9a-f]+) (..x.) \S+ \S+ (\d+)\s+(/.*)$")
+
+
+def _calls(names: str, entry: str, end: str = "") -> Dict[str, Tuple[str, str]]:
+    return dict.fromkeys(names.split(), (entry, end))
+
+
+# Function of libcuda -> program at its entry, program at its return.
+CALLS: Dict[str, Tuple[str, str]] = {
+    **_calls(
+        "cuMemAlloc cuMemAlloc_v2 cuMemAllocManaged cuMemAllocAsync cuMemAllocAsync_ptsz "
+        "cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz",
+        "mgpu_alloc",
+        "mgpu_alloc_end",
+    ),
+    **_calls("cuMemAllocPitch cuMemAllocPitch_v2", "mgpu_pitch", "mgpu_alloc_end"),
+    **_calls("cuArrayCreate cuArrayCreate_v2", "mgpu_array", "mgpu_alloc_end"),
+    **_calls("cuArray3DCreate cuArray3DCreate_v2", "mgpu_array3d", "mgpu_alloc_end"),
+    **_calls("cuMipmappedArrayCreate", "mgpu_mipmap", "mgpu_alloc_end"),
+    **_calls("cuMemCreate", "mgpu_create", "mgpu_alloc_end"),
+    **_calls(
+        "cuMemFree cuMemFree_v2 cuMemFreeAsync cuMemFreeAsync_ptsz cuArrayDestroy "
+        "cuMipmappedArrayDestroy",
+        "mgpu_free",
+        "mgpu_free_end",
+    ),
+    **_calls("cuMemRelease", "mgpu_release", "mgpu_free_end"),
+    **_calls("cuMemRetainAllocationHandle", "mgpu_retain", "mgpu_retain_end"),
+    **_calls("cuMemMap cuMemMap_ptsz", "mgpu_map", "mgpu_map_end"),
+    **_calls("cuMemUnmap", "mgpu_unmap", "mgpu_unmap_end"),
+    **_calls("cuCtxPushCurrent cuCtxPushCurrent_v2", "mgpu_ctx_push"),
+    **_calls("cuCtxSetCurrent", "mgpu_ctx_set"),
+    **_calls("cuCtxPopCurrent cuCtxPopCurrent_v2", "mgpu_ctx_pop"),
+    **_calls("cuCtxCreate cuCtxCreate_v2", "mgpu_ctx_create", "mgpu_ctx_create_end"),
+    **_calls("cuCtxCreate_v3", "mgpu_ctx_create3", "mgpu_ctx_create_end"),
+    **_calls("cuCtxCreate_v4", "mgpu_ctx_create4", "mgpu_ctx_create_end"),
+    **_calls("cuCtxDestroy cuCtxDestroy_v2", "mgpu_ctx_destroy", "mgpu_ctx_destroy_end"),
+    **_calls("cuDevicePrimaryCtxRetain", "mgpu_primary", "mgpu_primary_end"),
+    **_calls(
+        "cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2",
+        "mgpu_primary_drop",
+        "mgpu_primary_drop_end",
+    ),
+    **_calls(
+        "cuDevicePrimaryCtxReset cuDevicePrimaryCtxReset_v2",
+        "mgpu_primary_reset",
+        "mgpu_primary_drop_end",
+    ),
+    **_calls("cuDeviceGetUuid cuDeviceGetUuid_v2", "mgpu_uuid", "mgpu_uuid_end"),
+}
+TRACEPOINTS = {
+    "sched/sched_process_free": "mgpu_task_freed",
+    "sched/sched_process_exit": "mgpu_task_exit",
+    "sched/sched_process_exec": "mgpu_task_exec",
+    "sched/sched_process_fork": "mgpu_task_fork",
+    "cgroup/cgroup_attach_task": "mgpu_task_attach",
+}
+
+
+class Inode(NamedTuple):
+    """What tells a library from another, whatever its path."""
+
+    device: int
+    number: int
+
+    @property
+    def prefix(self) -> str:
+        return f"u-{self.device:x}-{self.number:x}-"
+
+
+class CudaTracker:
+    """Owns the attachments of tracker `cuda`. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        attachments: Attachments,
+        tracepoints: Tracepoints,
+        proc_root: Path = Path("/proc"),
+    ) -> None:
+        self._loader = loader
+        self._attachments = attachments
+        self._tracepoints = tracepoints
+        self._proc_root = proc_root
+        self._lock = threading.Lock()
+        self._users: Dict[Inode, Set[int]] = {}
+        self._kept: Set[Inode] = set()
+        self._complete: Set[Inode] = set()
+        self._unusable: Set[Inode] = set()
+
+    def start(self) -> None:
+        """Attach the tracepoints, and this generation's programs wherever an older one is.
+
+        To be followed by Tables.set_settings, which makes the new generation count, and ``finish``.
+        """
+        for tracepoint, program in TRACEPOINTS.items():
+            event_id = self._tracepoints.event_id(tracepoint)
+            name = self._name("t-" + tracepoint.replace("/", "-"))
+            if name not in self._attachments.names():
+                self._attach(name, program, events.tracepoint(event_id))
+
+    def finish(self) -> None:
+        """Take what belongs to other generations away."""
+        ours = self._name("")
+        self._attachments.drop([n for n in self._attachments.names() if not n.startswith(ours)])
+
+    def keep(self, paths: Iterable[Path]) -> None:
+        """Attach to these libraries and stay, whoever maps them; to others no longer for that."""
+        with self._lock:
+            kept = set()
+            for path in paths:
+                inode = self._attach_file(path)
+                if inode is not None:
+                    kept.add(inode)
+            self._kept = kept
+            self._drop_unused()
+
+    def sync(self, pids: Iterable[int]) -> None:
+        """Attach to every libcuda that these processes map."""
+        with self._lock:
+            for pid in pids:
+                for inode, path in self._libraries(pid).items():
+                    if inode not in self._unusable and self._attach_file(path) is not None:
+                        self._users.setdefault(inode, set()).add(pid)
+
+    def forget(self, pids: Iterable[int]) -> None:
+        """These processes are gone or no container's any more."""
+        gone = set(pids)
+        with self._lock:
+            for users in self._users.values():
+                users -= gone
+            self._drop_unused()
+
+    def users(self) -> Set[int]:
+        """Processes known to map a probed library."""
+        with self._lock:
+            return set().union(*self._users.values()) if self._users else set()
+
+    def inodes(self) -> Set[Inode]:
+        """The libraries that are probed now, by this generation."""
+        found = set()
+        for name in self._attachments.names():
+            match = re.match(re.escape(self._name("u-")) + "([0-9a-f]+)-([0-9a-f]+)-", name)
+            if match:
+                found.add(Inode(int(match.group(1), 16), int(match.group(2), 16)))
+        return found
+
+    def detach(self) -> None:
+        """Take every probe away."""
+        with self._lock:
+            self._attachments.drop(self._attachments.names())
+            self._users.clear()
+            self._kept.clear()
+            self._complete.clear()
+
+    def _drop_unused(self) -> None:
+        for inode in self.inodes():
+            if not self._users.get(inode) and inode not in self._kept:
+                self._users.pop(inode, None)
+                self._complete.discard(inode)
+                prefix = self._name(inode.prefix)
+                self._attachments.drop(
+                    [name for name in self._attachments.names() if name.startswith(prefix)]
+                )
+
+    def _libraries(self, pid: int) -> Dict[Inode, Path]:
+        """The libcuda files that a process maps, each with a path that opens it."""
+        found: Dict[Inode, Path] = {}
+        folder = self._proc_root / str(pid)
+        try:
+            lines = (folder / "maps").read_text(errors="replace").splitlines()
+        except OSError:
+            return found  # it is gone
+        for line in lines:
+            match = _MAP_LINE.match(line)
+            if not match or not LIBRARY.search(match.group(4)):
+                continue
+            inside = folder / "root" / match.group(4).split(" (deleted)")[0].lstrip("/")
+            for path in (folder / "map_files" / match.group(1), inside):
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    continue
+                found.setdefault(Inode(status.st_dev, status.st_ino), path)
+                break
+        return found
+
+    def _attach_file(self, path: Path) -> Optional[Inode]:
+        """Attach to one library where it is not yet; None where it cannot be."""
+        try:
+            fd = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            log.warning("library-not-readable", path=path, why=error)
+            return None
+        try:
+            status = os.fstat(fd)
+            inode = Inode(status.st_dev, status.st_ino)
+            return self._attach_inode(inode, fd, path)
+        finally:
+            os.close(fd)
+
+    def _attach_inode(self, inode: Inode, fd: int, path: Path) -> Optional[Inode]:
+        if inode in self._unusable:
+            return None
+        there = self._attachments.names()
+        if inode in self._complete:
+            return inode
+        try:
+            wanted = self._probes(function_offsets(Path(f"/proc/self/fd/{fd}")))
+            for name, program, offset, at_return in wanted:
+                name = self._name(inode.prefix) + name
+                if name not in there:
+                    self._attach(name, program, events.uprobe(fd, offset, at_return))
+        except (OSError, ValueError) as error:
+            self._unusable.add(inode)
+            log.error("library-not-probed", path=path, why=error)
+            return None
+        self._complete.add(inode)
+        log.event("library-probed", path=path, inode=inode.number, probes=len(wanted))
+        return inode
+
+    def _probes(self, offsets: Dict[str, int]) -> List[Tuple[str, str, int, bool]]:
+        """(name, program, offset, at return), one for each place in the file; returns first.
+
+        An entry must never be counted whose return would not be.
+        """
+        places: Dict[int, Tuple[str, str]] = {}
+        for function, programs in CALLS.items():
+            if function in offsets:
+                places[offsets[function]] = programs
+        if not places:
+            raise ValueError("it has none of the functions of libcuda")
+        returns = [(f"{at:x}-r", end, at, True) for at, (_, end) in places.items() if end]
+        entries = [(f"{at:x}-e", entry, at, False) for at, (entry, _) in places.items()]
+        return returns + entries
+
+    def _attach(self, name: str, program: str, event_fd: int) -> None:
+        try:
+            self._attachments.attach(name, self._loader.program(program), event_fd)
+        finally:
+            os.close(event_fd)
+
+    def _name(self, name: str) -> str:
+        return f"{self._loader.generation:016x}-{name}"

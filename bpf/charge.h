@@ -1,0 +1,139 @@
+/* Charging memory to a share: reserve, commit, give back. No lock and no fetching atomics (kernel
+ * 5.4): a reservation is added, then compared, and given back when it was too much, so that two
+ * racing requests may both be refused but never both be let through.
+ */
+#ifndef MGPU_CHARGE_H
+#define MGPU_CHARGE_H
+
+#include "whose.h"
+
+#define MGPU_MOST_BYTES (1ULL << 48)
+
+MGPU_MAP("hash", __u32, struct mgpu_limit, limits, 8192, 0);
+MGPU_MAP("hash", __u32, struct mgpu_count, counts, 8192, 0);
+MGPU_MAP("hash", __u32, struct mgpu_process, processes, 65536, BPF_F_NO_PREALLOC);
+MGPU_MAP("hash", struct mgpu_held_key, struct mgpu_held, held, 65536, BPF_F_NO_PREALLOC);
+MGPU_MAP("hash", struct mgpu_held_key, __u64, unseen, 65536, BPF_F_NO_PREALLOC);
+MGPU_MAP("hash", struct mgpu_object_key, struct mgpu_object, objects, 1048576, BPF_F_NO_PREALLOC);
+MGPU_MAP("hash", __u64, struct mgpu_kill, kills, 1024, BPF_F_NO_PREALLOC);
+
+static __always_inline __u32 mgpu_tgid(void)
+{
+	return bpf_get_current_pid_tgid() >> 32;
+}
+
+/* The running process, remembered with every share of its container from its first charge on. */
+static __always_inline struct mgpu_process *mgpu_process_of(struct mgpu_bound *container)
+{
+	__u32 tgid = mgpu_tgid();
+	struct mgpu_process *process = processes.lookup(&tgid);
+	struct mgpu_process fresh = {};
+
+	if (process)
+		return process;
+	fresh.born_ns = bpf_ktime_get_ns();
+	fresh.share_count = container->card_count;
+	for (int i = 0; i < MGPU_MAX_CARDS; i++)
+		fresh.share_ids[i] = container->cards[i].share_id;
+	processes.insert(&tgid, &fresh);
+	return processes.lookup(&tgid);
+}
+
+static __always_inline void mgpu_add(__u32 tgid, __u32 share_id, __u64 bytes)
+{
+	struct mgpu_held_key key = {.tgid = tgid, .share_id = share_id};
+	struct mgpu_count *count = counts.lookup(&share_id);
+	struct mgpu_held *mine = held.lookup(&key);
+	struct mgpu_held none = {};
+
+	if (!mine) {
+		held.insert(&key, &none);
+		mine = held.lookup(&key);
+	}
+	if (!mine || !count)
+		return; /* the share was released, or no room: seen by nobody, and logged as unseen */
+	__sync_fetch_and_add(&mine->bytes, bytes);
+	__sync_fetch_and_add(&mine->calls, 1);
+	__sync_fetch_and_add(&count->used_bytes, bytes);
+}
+
+static __always_inline void mgpu_give_back(__u32 tgid, __u32 share_id, __u64 bytes)
+{
+	struct mgpu_held_key key = {.tgid = tgid, .share_id = share_id};
+	struct mgpu_count *count = counts.lookup(&share_id);
+	struct mgpu_held *mine = held.lookup(&key);
+
+	if (!mine || !count)
+		return; /* both went with the death of the process or with the share */
+	__sync_fetch_and_add(&mine->bytes, -bytes);
+	__sync_fetch_and_add(&mine->calls, 1);
+	__sync_fetch_and_add(&count->used_bytes, -bytes);
+}
+
+static __always_inline void mgpu_count_context(__u32 tgid, __u32 share_id, __s64 change)
+{
+	struct mgpu_held_key key = {.tgid = tgid, .share_id = share_id};
+	struct mgpu_held *mine = held.lookup(&key);
+
+	if (mine)
+		__sync_fetch_and_add(&mine->contexts, change);
+}
+
+/* Note one allocation over the limit, as things stand without it. */
+static __always_inline void mgpu_deny(__u32 share_id, __u64 bytes, struct mgpu_limit *limit,
+				      struct mgpu_count *count, __u32 killed)
+{
+	struct mgpu_held_key key = {.tgid = mgpu_tgid(), .share_id = share_id};
+	struct mgpu_held *mine = held.lookup(&key);
+	struct mgpu_kill record = {};
+
+	record.at_ns = bpf_ktime_get_ns();
+	record.asked_bytes = bytes;
+	record.used_bytes = count->used_bytes + limit->unseen_bytes;
+	record.limit_bytes = limit->limit_bytes;
+	record.share_id = share_id;
+	record.tgid = key.tgid;
+	record.killed = killed;
+	if (mine) {
+		record.held_bytes = mine->bytes;
+		__sync_fetch_and_add(&mine->denials, 1);
+	}
+	bpf_get_current_comm(&record.comm, sizeof(record.comm));
+	__sync_fetch_and_add(&count->denials, 1);
+	if (killed)
+		__sync_fetch_and_add(&count->kills, 1);
+	kills.insert(&record.at_ns, &record);
+}
+
+/* Charge before the driver is asked. 0: charged; 1: not charged, as it is over the limit and the
+ * process is being killed, or as no driver can grant it. The process must have been made known by mgpu_process_of(). */
+static __always_inline int mgpu_reserve(__u32 share_id, __u64 bytes)
+{
+	struct mgpu_limit *limit = limits.lookup(&share_id);
+	struct mgpu_count *count = counts.lookup(&share_id);
+	__u32 tgid = mgpu_tgid();
+	__u64 used;
+
+	if (!limit || !count || !bytes)
+		return 0;
+	if (bytes > MGPU_MOST_BYTES) { /* no card has that; adding it could wrap the counter */
+		mgpu_deny(share_id, bytes, limit, count, limit->enforcer == MGPU_ENFORCE_KILL);
+		if (limit->enforcer == MGPU_ENFORCE_KILL)
+			bpf_send_signal(9);
+		return 1;
+	}
+	mgpu_add(tgid, share_id, bytes);
+	used = *(volatile __u64 *)&count->used_bytes + limit->unseen_bytes;
+	if (used <= limit->limit_bytes)
+		return 0;
+	mgpu_give_back(tgid, share_id, bytes);
+	mgpu_deny(share_id, bytes, limit, count, limit->enforcer == MGPU_ENFORCE_KILL);
+	if (limit->enforcer == MGPU_ENFORCE_KILL) {
+		bpf_send_signal(9);
+		return 1;
+	}
+	mgpu_add(tgid, share_id, bytes);
+	return 0;
+}
+
+#endif

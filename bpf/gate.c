@@ -1,0 +1,39 @@
+/* The device gate: which NVIDIA nodes a task in a closed cgroup may open or make.
+ *
+ * Attached with BPF_F_ALLOW_MULTI to the cgroup of every container and to the guarded subtrees. It
+ * only ever takes away, and only what is NVIDIA's.
+ */
+#include <uapi/linux/bpf.h>
+
+#include "whose.h"
+
+static __always_inline int is_card(struct mgpu_bound *container, __u32 minor)
+{
+	for (int i = 0; i < MGPU_MAX_CARDS; i++) {
+		if (i >= container->card_count)
+			break;
+		if (container->cards[i].minor == minor)
+			return 1;
+	}
+	return 0;
+}
+
+int mgpu_gate(struct bpf_cgroup_dev_ctx *ctx)
+{
+	__u32 zero = 0, major = ctx->major, minor = ctx->minor;
+	struct mgpu_settings *now = settings.lookup(&zero);
+	struct mgpu_bound *container;
+
+	if (!now || (ctx->access_type & 0xffff) != BPF_DEVCG_DEV_CHAR || !major)
+		return 1;
+	if (major != now->card_major && major != now->uvm_major && major != now->caps_major)
+		return 1;
+	container = mgpu_whose();
+	if (!container)
+		return 0;
+	if (major == now->card_major && minor == now->ctl_minor)
+		return 1;
+	if (major == now->uvm_major && minor == now->uvm_minor)
+		return 1;
+	return major == now->card_major && is_card(container, minor);
+}

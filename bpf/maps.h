@@ -1,0 +1,25 @@
+/* Every map, pinned by the agent before the programs are compiled; MAP_ROOT is their folder. */
+#ifndef MGPU_MAPS_H
+#define MGPU_MAPS_H
+
+#include "mgpu.h"
+
+#define MGPU_MAP(type, key, value, name, size, flags) \
+	BPF_F_TABLE(type ":" MAP_ROOT "/" #name, key, value, name, size, flags)
+
+MGPU_MAP("array", __u32, struct mgpu_settings, settings, 1, 0);
+MGPU_MAP("hash", __u64, struct mgpu_bound, bound, 4096, 0);
+MGPU_MAP("hash", __u32, __u64, followed, 65536, BPF_F_NO_PREALLOC);
+
+/* Whether these programs are the ones that count now. */
+static __always_inline struct mgpu_settings *mgpu_active(void)
+{
+	__u32 zero = 0;
+	struct mgpu_settings *now = settings.lookup(&zero);
+
+	if (!now || now->generation != GENERATION)
+		return 0;
+	return now;
+}
+
+#endif

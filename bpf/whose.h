@@ -1,0 +1,37 @@
+/* Whose process is it: the container of the running task. */
+#ifndef MGPU_WHOSE_H
+#define MGPU_WHOSE_H
+
+#include "maps.h"
+
+/* Followed tasks first (cgroup v1, kernels without ancestor ids), then the task's own cgroup and
+ * its ancestors. NULL: no container's. */
+static __always_inline struct mgpu_bound *mgpu_whose(void)
+{
+	struct mgpu_bound *found;
+	__u64 id;
+#ifndef MGPU_NO_TASK_ID
+	__u32 tid = bpf_get_current_pid_tgid();
+	__u64 *cgroup = followed.lookup(&tid);
+
+	if (cgroup) {
+		id = *cgroup;
+		return bound.lookup(&id);
+	}
+#endif
+	id = bpf_get_current_cgroup_id();
+	found = bound.lookup(&id);
+#ifndef MGPU_NO_ANCESTORS
+	for (int level = 1; level <= MGPU_MAX_LEVELS; level++) {
+		if (found)
+			break;
+		id = bpf_get_current_ancestor_cgroup_id(level);
+		if (!id)
+			break;
+		found = bound.lookup(&id);
+	}
+#endif
+	return found;
+}
+
+#endif

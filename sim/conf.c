@@ -1,0 +1,132 @@
+/* sim.conf: what cards there are. */
+#include "conf.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (1ull << 20)
+#define DEFAULT_DIR "/run/mgpu-sim"
+
+const char *sim_dir(void)
+{
+    const char *dir = getenv("MGPU_SIM_DIR");
+
+    return dir && *dir ? dir : DEFAULT_DIR;
+}
+
+static void set_text(char *to, size_t size, const char *from)
+{
+    snprintf(to, size, "%s", from);
+}
+
+static void default_card(struct sim_card_conf *card, unsigned int number)
+{
+    bool a10 = number == 1;
+
+    set_text(card->name, sizeof card->name, a10 ? "NVIDIA A10 (simulated)" : "NVIDIA H200 (simulated)");
+    snprintf(card->uuid, sizeof card->uuid, "GPU-51300000-0000-4000-8000-%012x", number);
+    card->memory_bytes = (a10 ? 23028 : 143771) * MIB;
+    card->reserved_bytes = 0;
+    card->minor = number;
+    card->pci_bus = 0x10 + number;
+    card->capability_major = a10 ? 8 : 9;
+    card->capability_minor = a10 ? 6 : 0;
+}
+
+static int set_sim(struct sim_conf *conf, const char *key, const char *value)
+{
+    if (!strcmp(key, "driver_version"))
+        set_text(conf->driver_version, sizeof conf->driver_version, value);
+    else if (!strcmp(key, "cuda_version"))
+        conf->cuda_version = atoi(value) * 1000 + (strchr(value, '.') ? atoi(strchr(value, '.') + 1) * 10 : 0);
+    else if (!strcmp(key, "context_mib"))
+        conf->context_bytes = strtoull(value, NULL, 10) * MIB;
+    else if (!strcmp(key, "dev_root"))
+        set_text(conf->dev_root, sizeof conf->dev_root, value);
+    else
+        return -EINVAL;
+    return 0;
+}
+
+static int set_card(struct sim_card_conf *card, const char *key, const char *value)
+{
+    if (!strcmp(key, "name"))
+        set_text(card->name, sizeof card->name, value);
+    else if (!strcmp(key, "uuid"))
+        set_text(card->uuid, sizeof card->uuid, value);
+    else if (!strcmp(key, "memory_mib"))
+        card->memory_bytes = strtoull(value, NULL, 10) * MIB;
+    else if (!strcmp(key, "reserved_mib"))
+        card->reserved_bytes = strtoull(value, NULL, 10) * MIB;
+    else if (!strcmp(key, "minor"))
+        card->minor = (unsigned int)atoi(value);
+    else
+        return -EINVAL;
+    return 0;
+}
+
+static char *strip(char *text)
+{
+    while (isspace((unsigned char)*text))
+        text++;
+    for (char *end = text + strlen(text); end > text && isspace((unsigned char)end[-1]);)
+        *--end = '\0';
+    return text;
+}
+
+/* One line; `section` is -1 for [sim], the card's number for [cardN]. */
+static int read_line(struct sim_conf *conf, int *section, char *line)
+{
+    unsigned int number;
+    char *value;
+
+    line = strip(line);
+    if (!*line || *line == '#' || *line == ';')
+        return 0;
+    if (!strcmp(line, "[sim]")) {
+        *section = -1;
+        return 0;
+    }
+    if (sscanf(line, "[card%u]", &number) == 1) {
+        if (number >= SIM_CARDS || number > conf->cards)
+            return -EINVAL;
+        if (number == conf->cards)
+            default_card(&conf->card[conf->cards++], number);
+        *section = (int)number;
+        return 0;
+    }
+    value = strchr(line, '=');
+    if (!value)
+        return -EINVAL;
+    *value++ = '\0';
+    if (*section < 0)
+        return set_sim(conf, strip(line), strip(value));
+    return set_card(&conf->card[*section], strip(line), strip(value));
+}
+
+int sim_read_conf(struct sim_conf *conf)
+{
+    char path[4096], line[512];
+    int section = -1, result = 0;
+
+    memset(conf, 0, sizeof *conf);
+    set_text(conf->driver_version, sizeof conf->driver_version, "580.95.05");
+    conf->cuda_version = 13000;
+    conf->context_bytes = 256 * MIB;
+    set_text(conf->dev_root, sizeof conf->dev_root, "/dev");
+    snprintf(path, sizeof path, "%s/sim.conf", sim_dir());
+    FILE *file = fopen(path, "re");
+    if (!file && errno != ENOENT)
+        return -errno;
+    while (file && !result && fgets(line, sizeof line, file))
+        result = read_line(conf, &section, line);
+    if (file)
+        fclose(file);
+    if (conf->cards == 0)
+        for (; conf->cards < 2; conf->cards++)
+            default_card(&conf->card[conf->cards], conf->cards);
+    return result;
+}
