@@ -24,7 +24,7 @@ sim: deps ## the simulated GPU: build/sim/libcuda.so.1, libnvidia-ml.so.1, mgpu-
 	$(MAKE) --no-print-directory -C sim
 
 demo: sim ## the main job on two simulated cards (root)
-	$(BIN)/python tests/demo/demo.py
+	$(BIN)/python tests/demo.py
 
 test: sim lint ## everything that runs on this kernel (root)
 	$(BIN)/python -m pytest tests/unit tests/kernel
