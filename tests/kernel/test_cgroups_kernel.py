@@ -129,3 +129,23 @@ def test_bad_paths(cgroups, bad):
 def test_unknown_path(every):
     with pytest.raises(NotFound, match="no such cgroup"):
         every.of_path("/no-such-cgroup")
+
+
+def test_ours_go_and_what_is_known_stays(unified, sleeper):
+    """In a tree that begins at a cgroup of the test's own: others use /mgpu meanwhile."""
+    base = f"/mgpu/test-ours-{os.getpid()}"
+    whole = unified.unified
+    whole.make(base)
+    inside = Cgroups(PROC, Mounts(unified=whole.directory(base)))
+    tree = inside.unified
+    for path in ("/mgpu/kept/inner", "/mgpu/stray/inner"):
+        tree.make(path)
+    tree.add("/mgpu/stray/inner", sleeper)
+    assert inside.remove_ours(["/mgpu/kept"]) == ["/mgpu/stray/inner", "/mgpu/stray"]
+    assert tree.children("/mgpu") == ["kept"]
+    assert tree.own_members("/") == [sleeper]
+    assert inside.remove_ours() == ["/mgpu/kept/inner", "/mgpu/kept"]
+    assert tree.children("/") == []
+    whole.add("/", sleeper)
+    whole.remove(base)
+    whole.remove_if_empty("/mgpu")

@@ -307,6 +307,23 @@ def test_v1_of_a_cgroup_that_denies_all(v1_only, group_v1, numbers, dev):
     assert _shown(tree, path) == ["c *:* m", "c 1:3 rwm"]
 
 
+def test_v1_opens_after_a_restart_what_an_earlier_agent_closed(v1_only, group_v1, numbers, dev):
+    """Nothing remembers the cards held: all of NVIDIA's numbers are put back."""
+    Gate(v1_only, lambda: -1).close(group_v1, numbers, [1])
+    Gate(v1_only, lambda: -1).open(group_v1, numbers)
+    for minor in (0, 1, 31, 255):
+        answer = gate_programs.open_in(v1_only, group_v1, numbers.card_major, minor, dev)
+        assert answer == errno.ENXIO
+
+
+def test_v1_after_a_restart_who_is_released_holds_no_card(v1_only, group_v1, numbers):
+    tree, path = v1_only.devices, group_v1.devices
+    _deny_all_but(tree, path, v1.Rule("c", 1, 3, "rwm"))
+    Gate(v1_only, lambda: -1).close(group_v1, numbers, [0])
+    Gate(v1_only, lambda: -1).open(group_v1, numbers)
+    assert _shown(tree, path) == ["c 1:3 rwm"]
+
+
 def test_v1_takes_away_what_a_runtime_gave_too_much(v1_only, group_v1, numbers):
     tree, path, major = v1_only.devices, group_v1.devices, numbers.card_major
     _deny_all_but(tree, path, v1.Rule("c", major, None, "rwm"), v1.Rule("c", 1, 3, "rwm"))

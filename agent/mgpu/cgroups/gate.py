@@ -116,9 +116,10 @@ class Gate:
             self.detach(cgroup.unified)
         if cgroup.devices is not None and self._cgroups.devices is not None:
             if plan is None and numbers is not None:
-                plan = plan_of(numbers, _CLOSED_MINORS[:-1])
+                plan = plan_of(numbers, [])
             if plan is not None:
-                v1.reopen(self._cgroups.devices, cgroup.devices, plan.held, plan.closed)
+                every = plan.held | plan.closed
+                v1.reopen(self._cgroups.devices, cgroup.devices, every)
 
     def guard(self, globs: Sequence[str]) -> List[str]:
         """Close what matches to every cgroup without an instance, also before it is bound.

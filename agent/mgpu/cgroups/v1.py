@@ -123,19 +123,20 @@ def is_closed(tree: DeviceRules, path: str, held: Set[Number], majors: Set[int])
     )
 
 
-def reopen(tree: DeviceRules, path: str, held: Set[Number], closed: Set[Number]) -> None:
-    """Undo ``close_open``.
+def reopen(tree: DeviceRules, path: str, numbers: Set[Number]) -> None:
+    """Undo ``close_open``, given all of NVIDIA's numbers.
 
-    A cgroup that allows all opens what was closed again; one that denies all loses what it held.
+    A cgroup that allows all may open them again; one that denies all loses those that it had.
     """
     for each in tree.walk(path):
         try:
-            if allows_all(tree.rules(each)):
-                for number in sorted(closed):
+            rules = tree.rules(each)
+            if allows_all(rules):
+                for number in sorted(numbers):
                     tree.allow(each, Rule("c", *number, "rwm"))
-            else:
-                for number in sorted(held):
-                    tree.deny(each, Rule("c", *number, "rwm"))
+            for rule in rules:
+                if rule.kind == "c" and (rule.major, rule.minor) in numbers:
+                    tree.deny(each, rule)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
                 raise
