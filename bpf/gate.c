@@ -18,6 +18,15 @@ static __always_inline int is_card(struct mgpu_bound *container, __u32 minor)
 	return 0;
 }
 
+static __always_inline int is_closed(struct mgpu_settings *now, __u32 major)
+{
+	for (int i = 0; i < MGPU_CLOSED_MAJORS; i++) {
+		if (now->closed_majors[i] == major)
+			return 1;
+	}
+	return 0;
+}
+
 int mgpu_gate(struct bpf_cgroup_dev_ctx *ctx)
 {
 	__u32 zero = 0, major = ctx->major, minor = ctx->minor;
@@ -26,7 +35,7 @@ int mgpu_gate(struct bpf_cgroup_dev_ctx *ctx)
 
 	if (!now || (ctx->access_type & 0xffff) != BPF_DEVCG_DEV_CHAR || !major)
 		return 1;
-	if (major != now->card_major && major != now->uvm_major && major != now->caps_major)
+	if (major != now->card_major && major != now->uvm_major && !is_closed(now, major))
 		return 1;
 	container = mgpu_whose();
 	if (!container)

@@ -10,6 +10,8 @@
 #define MGPU_MAX_LEVELS 16  /* depth of a cgroup below the root that is looked at */
 #define MGPU_MAX_STACK 8    /* contexts pushed by one thread that are remembered */
 
+#define MGPU_CLOSED_MAJORS 6 /* further majors of NVIDIA's, which no container may open */
+
 #define MGPU_ENFORCE_OBSERVE 0
 #define MGPU_ENFORCE_KILL 1
 
@@ -21,8 +23,7 @@ struct mgpu_settings {
 	__u32 ctl_minor;
 	__u32 uvm_major;
 	__u32 uvm_minor;
-	__u32 caps_major;    /* nvidia-caps and the like: closed to containers; 0: none */
-	__u32 pad;
+	__u32 closed_majors[MGPU_CLOSED_MAJORS]; /* nvidia-caps and the like; 0: none */
 };
 
 /* bound[cgroup id]: the container whose own cgroup that is. Written by the agent alone. On cgroup

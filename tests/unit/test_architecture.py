@@ -34,6 +34,7 @@ LAYERS = {
     "mgpu.api": MIDDLE,
     "mgpu.metrics": MIDDLE,
     "mgpu.reconcile": MIDDLE,
+    "mgpu.agent": TOP,
     "mgpu.daemon": TOP,
     "mgpu.cli": TOP,
     "mgpu.cli_run": TOP,

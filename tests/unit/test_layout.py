@@ -52,7 +52,7 @@ def test_every_struct_of_the_header_is_here():
 def test_constants():
     header = dict(re.findall(r"^#define MGPU_(\w+) (\d+)", (BPF / "mgpu.h").read_text(), re.M))
     for name in (
-        "MAX_CARDS ROOT_SHIFT ENFORCE_OBSERVE ENFORCE_KILL DROP_PROCESS "
+        "MAX_CARDS CLOSED_MAJORS ROOT_SHIFT ENFORCE_OBSERVE ENFORCE_KILL DROP_PROCESS "
         "MEMORY PHYSICAL MAPPING CONTEXT PRIMARY"
     ).split():
         assert getattr(layout, name) == int(header[name]), name

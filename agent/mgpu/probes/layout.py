@@ -6,6 +6,7 @@ from typing import Dict, NamedTuple, Type, Union
 from mgpu import bpf
 
 MAX_CARDS = 8
+CLOSED_MAJORS = 6
 ROOT_SHIFT = 56
 ENFORCE_OBSERVE = 0
 ENFORCE_KILL = 1
@@ -26,8 +27,7 @@ class Settings(Structure):
         ("ctl_minor", c_uint32),
         ("uvm_major", c_uint32),
         ("uvm_minor", c_uint32),
-        ("caps_major", c_uint32),
-        ("pad", c_uint32),
+        ("closed_majors", c_uint32 * CLOSED_MAJORS),
     ]
 
 

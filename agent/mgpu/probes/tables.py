@@ -6,7 +6,7 @@ atomics.
 """
 
 import struct
-from ctypes import Structure, sizeof
+from ctypes import Structure, c_uint32, sizeof
 from typing import Dict, Iterable, List, Mapping, Tuple, Type, TypeVar
 
 from mgpu import bpf
@@ -40,7 +40,7 @@ class Tables:
             numbers.ctl_minor,
             max(numbers.uvm_major, 0),
             numbers.uvm_minor,
-            numbers.others[0] if numbers.others else 0,
+            (c_uint32 * layout.CLOSED_MAJORS)(*numbers.others[: layout.CLOSED_MAJORS]),
         )
         self._put("settings", _U32.pack(0), bytes(wanted))
 
