@@ -1,8 +1,5 @@
 # libnvidia-ml.so.1, the simulated NVML. Included by the Makefile of this folder.
 # Compiled against NVIDIA's own header, taken from PyPI at build time and never kept here.
-BUILD        ?= ../build
-OUT          ?= $(BUILD)/sim
-PIP          ?= $(BUILD)/venv/bin/python -m pip
 NVML_DEV     := nvidia-nvml-dev==13.5.37
 NVML_INCLUDE := $(OUT)/include/nvml
 NVML_OBJ_DIR := $(OUT)/obj/nvml
@@ -10,10 +7,8 @@ NVML_LIB     := $(OUT)/libnvidia-ml.so.1
 NVML_SOURCES := nvml.c nvml_identity.c nvml_figures.c nvml_processes.c nvml_events.c nvml_state.c
 NVML_OBJECTS := $(NVML_SOURCES:%.c=$(NVML_OBJ_DIR)/%.o)
 NVML_STUBS   := $(NVML_OBJ_DIR)/nvml_stubs
-NVML_CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O2 -g -fPIC -Wall -Wextra -Werror -isystem $(NVML_INCLUDE) -I.
+NVML_CFLAGS  := $(CFLAGS) -isystem $(NVML_INCLUDE) -I.
 
-.PHONY: nvml
-nvml: $(NVML_LIB)
 
 $(NVML_INCLUDE)/nvml.h:
 	mkdir -p $(NVML_INCLUDE)

@@ -3,7 +3,9 @@
 #define MGPU_NVML_SIM_H
 
 #define NVML_NO_UNVERSIONED_FUNC_DEFS 1
+#pragma GCC visibility push(default) /* of what nvml.h declares */
 #include <nvml.h>
+#pragma GCC visibility pop
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -42,7 +42,20 @@ struct context {
     int slot;
     unsigned int card;
     uint64_t submitted, done;
-    uint64_t left_ns[SIM_QUEUE]; /* of work n at n % SIM_QUEUE */
+    uint64_t left_ns[SIM_QUEUE];  /* of work n at n % SIM_QUEUE */
+    uint64_t ended_ns[SIM_QUEUE]; /* of work that is done, likewise */
+};
+
+/* Memory that its owner has handed out by IPC. Charged to `holder`: the owner while it has it,
+ * after that one of the importers. */
+struct export {
+    uint64_t id; /* 0: free; told to importers */
+    unsigned int card;
+    uint64_t bytes;
+    int holder;
+    bool owned; /* the holder is still the one that allocated it */
+    unsigned int importers;
+    int importer[SIM_IMPORTERS];
 };
 
 struct shared {
@@ -53,6 +66,8 @@ struct shared {
     struct shared_card cards[SIM_CARDS];
     struct slot slots[SIM_SLOTS];
     struct context contexts[SIM_CONTEXTS];
+    uint64_t exported;
+    struct export exports[SIM_EXPORTS];
 };
 
 /* state.c */
@@ -63,6 +78,9 @@ void sim_reap(void);
 int sim_own_slot(void);
 pid_t sim_slot_pid(int slot);
 uint64_t sim_now_ns(void);
+
+/* exports.c, under the mutex: what becomes of exports when a process dies. */
+void exports_leave(struct shared *shared, int slot);
 
 /* timeline.c, under the mutex */
 void timeline_advance(struct shared *shared, unsigned int card, uint64_t until_ns);

@@ -158,6 +158,7 @@ static void clear_slot(int slot)
     for (int i = 0; i < SIM_CONTEXTS; i++)
         if (shared->contexts[i].taken && shared->contexts[i].slot == slot)
             timeline_drop(shared, i);
+    exports_leave(shared, slot);
     for (unsigned int card = 0; card < SIM_CARDS; card++)
         shared->cards[card].used_bytes -= shared->slots[slot].bytes[card];
     memset(&shared->slots[slot], 0, sizeof shared->slots[slot]);

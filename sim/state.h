@@ -17,6 +17,8 @@
 #define SIM_SLOTS 4096
 #define SIM_CONTEXTS 4096
 #define SIM_QUEUE 1024
+#define SIM_EXPORTS 1024
+#define SIM_IMPORTERS 16
 #define SIM_BUCKETS 64
 #define SIM_BUCKET_USERS 256
 #define SIM_BUCKET_NS 166666667ull /* 1/6 s: NVML's sample period */
@@ -78,6 +80,14 @@ void sim_uncharge(unsigned int card, uint64_t bytes);
 uint64_t sim_used(unsigned int card);
 unsigned int sim_uses(unsigned int card, struct sim_use *to, unsigned int room);
 
+/* IPC. An export stays charged to its owner; when the owner gives it up or dies while others have
+ * it open, one of them is charged instead. Negative errno on failure. */
+int sim_export(unsigned int card, uint64_t bytes, uint64_t *id);
+int sim_import(uint64_t id, unsigned int *card, uint64_t *bytes);
+/* The owner frees it; an importer closes it. */
+void sim_unexport(uint64_t id);
+void sim_unimport(uint64_t id);
+
 /* A context of this process on a card, with its queue. */
 int sim_context_open(unsigned int card);
 void sim_context_close(int context);
@@ -85,6 +95,11 @@ void sim_context_close(int context);
 int64_t sim_submit(int context, uint64_t work_ns);
 /* 0 when work `number` is done, else how many nanoseconds to sleep before asking again. */
 uint64_t sim_pending_ns(int context, uint64_t number);
+/* How long the oldest work of the context still needs at least; 0 when there is none. */
+uint64_t sim_oldest_ns(int context);
+uint64_t sim_submitted(int context);
+/* When done work ended (CLOCK_MONOTONIC); 0 when that is no longer known. */
+uint64_t sim_ended_ns(int context, uint64_t number);
 
 /* Busy time by whole bucket that ended after since_ns (CLOCK_REALTIME), oldest first. */
 unsigned int sim_busy(unsigned int card, bool by_process, int64_t since_ns, struct sim_busy *to,

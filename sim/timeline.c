@@ -87,7 +87,9 @@ void timeline_advance(struct shared *shared, unsigned int number, uint64_t until
         card->now_ns += run;
         *left -= run;
         card->slice_left_ns -= card->waiting > 1 ? run : 0;
-        if (*left == 0 && ++context->done == context->submitted)
+        if (*left == 0)
+            context->ended_ns[++context->done % SIM_QUEUE] = card->now_ns;
+        if (context->done == context->submitted)
             leave_queue(card, card->queue[0]);
         else if (card->slice_left_ns == 0)
             next_turn(card);
@@ -184,6 +186,35 @@ uint64_t sim_pending_ns(int number, uint64_t work)
         left += context->left_ns[n % SIM_QUEUE];
     sim_unlock();
     return left && left < SHORTEST_SLEEP_NS ? SHORTEST_SLEEP_NS : left;
+}
+
+uint64_t sim_oldest_ns(int number)
+{
+    struct shared *shared = sim_lock();
+    uint64_t oldest = shared->contexts[number].done + 1;
+
+    sim_unlock();
+    return sim_pending_ns(number, oldest);
+}
+
+uint64_t sim_submitted(int number)
+{
+    struct shared *shared = sim_lock();
+    uint64_t submitted = shared->contexts[number].submitted;
+
+    sim_unlock();
+    return submitted;
+}
+
+uint64_t sim_ended_ns(int number, uint64_t work)
+{
+    struct shared *shared = sim_lock();
+    struct context *context = &shared->contexts[number];
+    bool kept = work && work <= context->done && context->done - work < SIM_QUEUE;
+    uint64_t ended = kept ? context->ended_ns[work % SIM_QUEUE] : 0;
+
+    sim_unlock();
+    return ended;
 }
 
 unsigned int sim_busy(unsigned int number, bool by_process, int64_t since_ns, struct sim_busy *to,
