@@ -84,7 +84,7 @@ def by_version(functions: Dict[str, str], typedefs: str) -> List[Tuple[str, int,
 
 def source(text: str, typedefs: str) -> List[str]:
     functions = prototypes(text)
-    lines = ['#include "cuda_sim.h"', "#define EXPORT __attribute__((visibility(\"default\")))"]
+    lines = ['#include "cuda_sim.h"', '#define EXPORT __attribute__((visibility("default")))']
     lines += [export(name, parameters) for name, parameters in sorted(functions.items())]
     lines.append("const struct procedure procedures[] = {")
     for base, version, name, threaded in by_version(functions, typedefs):

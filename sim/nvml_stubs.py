@@ -21,7 +21,9 @@ def main() -> None:
             declared[found.group(1)] = found.group(2)
     print('#include "nvml_sim.h"')
     for name, parameters in sorted(declared.items()):
-        print(f"__attribute__((weak)) nvmlReturn_t {name}({parameters}) {{ return unsupported(); }}")
+        print(
+            f"__attribute__((weak)) nvmlReturn_t {name}({parameters}) {{ return unsupported(); }}"
+        )
 
 
 main()

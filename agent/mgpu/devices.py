@@ -84,6 +84,7 @@ class Devices:
         self._connection = _Caller("nvml")
         self._connected = False
         self._connected_at = float("-inf")
+        self._incomplete = False
         self._driver_version = ""
         self._slots: Dict[str, _Slot] = {}
         self._read_at = float("-inf")
@@ -153,7 +154,7 @@ class Devices:
             return False
         if any(slot.caller.busy for slot in self._slots.values()):
             return False
-        return not self._cards or any(card.lost for card in self._cards)
+        return self._incomplete or not self._cards or any(card.lost for card in self._cards)
 
     def _connect(self) -> str:
         """Open NVML and list the cards. Returns why that failed, or an empty string."""
@@ -166,6 +167,7 @@ class Devices:
             return _reason(error)
         self._connected = True
         self._driver_version = listing.driver_version
+        self._incomplete = bool(listing.unreadable)
         for slot in self._slots.values():
             slot.unlist(listing.unreadable.get(slot.device.index, "NVML no longer lists it"))
         for device, handle in listing.cards:
