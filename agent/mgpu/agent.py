@@ -245,20 +245,15 @@ class Agent:
     def _report_kills(self) -> None:
         if self._tracking.tables is None:
             return
-        kills = self._tracking.tables.take_kills()
-        holders = {
-            i.share_id: (container.short_id, i)
-            for container in (self._ledger.containers() if kills else ())
-            for i in container.instances
-        }
-        for kill in kills:
-            self._report_kill(kill, *holders.get(kill.share_id, ("released", None)))
+        for kill in self._tracking.tables.take_kills():
+            self._report_kill(kill)
 
-    def _report_kill(self, kill: Kill, container: str, instance: object) -> None:
+    def _report_kill(self, kill: Kill) -> None:
+        holder = self._kernel.holder(kill.share_id)
         log.warning(
             "process-killed" if kill.killed else "over-limit-observed",
-            container=container,
-            device=getattr(instance, "device_index", ""),
+            container=holder.container,
+            device=holder.device_index,
             pid=kill.pid,
             comm=kill.comm,
             asked_bytes=kill.asked_bytes,

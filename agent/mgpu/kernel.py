@@ -6,8 +6,9 @@ closes before they go.
 
 import os
 import uuid
+from collections import OrderedDict
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from mgpu.cgroups import Cgroups
 from mgpu.cgroups.gate import Gate
@@ -21,6 +22,14 @@ from mgpu.probes.tracking import Tracking
 from mgpu.unseen import ProcessShare
 
 MAJOR_FACT = "simulated-major"
+HOLDERS_REMEMBERED = 8192
+
+
+class Holder(NamedTuple):
+    """The container of an instance, and its device's index."""
+
+    container: str
+    device_index: int
 
 
 class Kernel:
@@ -44,6 +53,7 @@ class Kernel:
         self._minor_of: Dict[str, int] = {}
         self._bound: Dict[int, Cgroup] = {}
         self._followed: Set[int] = set()
+        self._holders: OrderedDict[int, Holder] = OrderedDict()
         self.numbers: Optional[Numbers] = None
 
     # Making it so
@@ -65,6 +75,7 @@ class Kernel:
 
     def bind(self, container: Container, config: Config) -> None:
         """Limits, then the gate, then the container's entry. Raises MgpuError or OSError."""
+        self._remember(container)
         if not self._cgroups.exists(container.cgroup):
             raise NotFound(f"cgroup {container.cgroup.path}", "it is gone", "start it again")
         minors = self._minors(container)
@@ -182,6 +193,10 @@ class Kernel:
                 return container.container_id
         return None
 
+    def holder(self, share_id: int) -> Holder:
+        """Who has or had an instance: what the kernel tells may come after its release."""
+        return self._holders.get(share_id, Holder("unknown", -1))
+
     # Taking it all away
 
     def teardown(self, containers: Sequence[Container]) -> List[str]:
@@ -197,6 +212,12 @@ class Kernel:
         return found
 
     # Steps
+
+    def _remember(self, container: Container) -> None:
+        for instance in container.instances:
+            self._holders[instance.share_id] = Holder(container.short_id, instance.device_index)
+        while len(self._holders) > HOLDERS_REMEMBERED:
+            self._holders.popitem(last=False)
 
     def _read_numbers(self) -> Numbers:
         """The node's numbers; a simulation keeps its major over restarts."""

@@ -24,7 +24,8 @@ def _pair(f: Dict[str, float]) -> str:
     plain = f["pair_without_probes_ns"]
     return (
         f"{plain / 1000:.2f} µs without probes; "
-        f"probed: {f['pair_probed_unbound_ns'] / 1000:.2f} µs ({f['pair_probed_unbound_ns'] - plain:+.0f} ns) outside any container, "
+        f"probed: {f['pair_probed_unbound_ns'] / 1000:.2f} µs "
+        f"({f['pair_probed_unbound_ns'] - plain:+.0f} ns) outside any container, "
         f"{f['pair_bound_ns'] / 1000:.2f} µs ({f['pair_bound_ns'] - plain:+.0f} ns) in one"
     )
 
@@ -79,7 +80,8 @@ ROWS: List[Row] = [
         lambda f: (
             f"{f['vanishing_containers']:.0f} in {f['vanishing_seconds']:.0f} s; left behind: "
             f"{f['leaked_descriptors']:.0f} descriptors, "
-            f"{f['leaked_map_entries']:.0f} map entries, {f['leaked_nodes']:.0f} nodes, {f['leaked_rss_mb']:.1f} MB"
+            f"{f['leaked_map_entries']:.0f} map entries, "
+            f"{f['leaked_nodes']:.0f} nodes, {f['leaked_rss_mb']:.1f} MB"
         ),
         "nothing",
     ),
