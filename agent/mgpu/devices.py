@@ -84,7 +84,7 @@ class Devices:
         self._connection = _Caller("nvml")
         self._connected = False
         self._connected_at = float("-inf")
-        self._incomplete = False
+        self._unreadable: Dict[int, str] = {}
         self._driver_version = ""
         self._slots: Dict[str, _Slot] = {}
         self._read_at = float("-inf")
@@ -154,7 +154,9 @@ class Devices:
             return False
         if any(slot.caller.busy for slot in self._slots.values()):
             return False
-        return self._incomplete or not self._cards or any(card.lost for card in self._cards)
+        if self._unreadable or not self._cards:
+            return True
+        return any(card.lost for card in self._cards)
 
     def _connect(self) -> str:
         """Open NVML and list the cards. Returns why that failed, or an empty string."""
@@ -167,7 +169,10 @@ class Devices:
             return _reason(error)
         self._connected = True
         self._driver_version = listing.driver_version
-        self._incomplete = bool(listing.unreadable)
+        for index, reason in listing.unreadable.items():
+            if self._unreadable.get(index) != reason:
+                log.warning("device.unreadable", index=index, reason=reason)
+        self._unreadable = listing.unreadable
         for slot in self._slots.values():
             slot.unlist(listing.unreadable.get(slot.device.index, "NVML no longer lists it"))
         for device, handle in listing.cards:
@@ -318,7 +323,6 @@ def _open_nvml(known: Dict[str, Device]) -> _Listing:
             listing.cards.append((_identify(handle, index, known), handle))
         except pynvml.NVMLError as error:
             listing.unreadable[index] = _reason(error)
-            log.warning("device.unreadable", index=index, reason=_reason(error))
     return listing
 
 
