@@ -146,8 +146,8 @@ struct mgpu_uuid {
 	__u8 bytes[16];
 };
 
-/* What the agent has done through BPF_PROG_TEST_RUN of mgpu_command, after 14 bytes of nothing
- * (the kernel wants an Ethernet header). */
+/* What the agent has done through BPF_PROG_TEST_RUN of mgpu_command. It comes after an Ethernet
+ * header of zeroes, which the kernel takes off before the program sees the data. */
 #define MGPU_DROP_PROCESS 1
 
 struct mgpu_command {

@@ -126,7 +126,7 @@ int mgpu_command(struct __sk_buff *ctx)
 {
 	struct mgpu_command command = {};
 
-	if (bpf_skb_load_bytes(ctx, 14, &command, sizeof(command)))
+	if (bpf_skb_load_bytes(ctx, 0, &command, sizeof(command)))
 		return 0;
 	if (command.verb == MGPU_DROP_PROCESS)
 		drop_process(command.tgid);
