@@ -168,7 +168,8 @@ CUresult impl_cuMipmappedArrayCreate(CUmipmappedArray *made,
             break; /* there is no smaller level, whatever was asked for */
         level.Width = halved(level.Width);
         level.Height = halved(level.Height);
-        level.Depth = halved(level.Depth);
+        if (!(level.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)))
+            level.Depth = halved(level.Depth); /* else it is a number of layers */
     }
     CUresult result = from_errno(sim_charge(card_of(context), mipmap->charged));
     if (result != CUDA_SUCCESS) {

@@ -4,6 +4,7 @@ Used by the demo, the tests against this kernel and the benchmarks. Everything b
 real; every lab has folders, a BPF root, a metrics port and a configuration of its own.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ SIM = ROOT / "build/sim"
 CLIENT = Path(__file__).with_name("client.py")
 MIB = 1024 * 1024
 CONTEXT_MIB = 256
+LOCK = Path(tempfile.gettempdir()) / "mgpu-lab.lock"
 
 CONFIG = """[agent]
 state = {folder}/state.db
@@ -103,6 +105,9 @@ class Node:
     """One agent and what belongs to it. ``keys`` are further lines of agent.conf."""
 
     def __init__(self, sim_conf: str = "", **keys: object) -> None:
+        # /dev and the cgroup /mgpu are the machine's: one lab at a time.
+        self._turn = open(LOCK, "a")  # noqa: SIM115  (held until close)
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
         self.folder = Path(tempfile.mkdtemp(prefix="mgpu-lab-"))
         self.bpf_root = Path("/sys/fs/bpf") / self.folder.name
         self.port = free_port()
@@ -182,6 +187,7 @@ class Node:
             self.agent.wait()
         self.teardown()
         shutil.rmtree(self.folder)
+        self._turn.close()
 
     def sim(self, *words: str) -> str:
         """The simulation's own command line: the truth that figures are held against."""
