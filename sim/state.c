@@ -96,29 +96,40 @@ int sim_attach(void)
     return result;
 }
 
-/* The sums and queues after their owner died in the middle of a change. */
-static void mend(void)
+static struct shared *locked(int result)
 {
-    for (unsigned int card = 0; card < SIM_CARDS; card++) {
-        shared->cards[card].used_bytes = 0;
-        for (int slot = 0; slot < SIM_SLOTS; slot++)
-            shared->cards[card].used_bytes += shared->slots[slot].bytes[card];
+    if (result == EOWNERDEAD) { /* its owner died in the middle of a change */
+        timeline_rebuild(shared);
+        pthread_mutex_consistent(&shared->mutex);
+        result = 0;
     }
-    timeline_rebuild(shared);
+    return result ? NULL : shared;
 }
 
 struct shared *sim_lock(void)
 {
-    if (pthread_mutex_lock(&shared->mutex) == EOWNERDEAD) {
-        mend();
-        pthread_mutex_consistent(&shared->mutex);
-    }
-    return shared;
+    return locked(pthread_mutex_lock(&shared->mutex));
+}
+
+struct shared *sim_lock_within_ms(unsigned int ms)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (long)ms * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return locked(pthread_mutex_timedlock(&shared->mutex, &until));
 }
 
 void sim_unlock(void)
 {
     pthread_mutex_unlock(&shared->mutex);
+}
+
+struct shared *sim_shared(void)
+{
+    return shared;
 }
 
 static struct flock slot_byte(int slot)
@@ -127,30 +138,17 @@ static struct flock slot_byte(int slot)
         .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SLOT_LOCKS + slot, .l_len = 1};
 }
 
-static bool slot_is_own(int slot)
-{
-    return slot == own_slot && own_slot_pid == getpid();
-}
-
-/* Whether the slot's process lives, and its PID in this process's namespace. */
-static bool slot_alive(int slot, pid_t *pid)
+bool sim_slot_alive(int slot, pid_t *pid)
 {
     struct flock lock = slot_byte(slot);
 
     *pid = getpid();
-    if (slot_is_own(slot))
+    if (slot == own_slot && own_slot_pid == *pid)
         return true;
     if (fcntl(state_fd, F_GETLK, &lock))
         return true;
     *pid = lock.l_pid;
     return lock.l_type != F_UNLCK;
-}
-
-pid_t sim_slot_pid(int slot)
-{
-    pid_t pid;
-
-    return slot >= 0 && shared->slots[slot].born && slot_alive(slot, &pid) ? pid : 0;
 }
 
 static void clear_slot(int slot)
@@ -159,37 +157,51 @@ static void clear_slot(int slot)
         if (shared->contexts[i].taken && shared->contexts[i].slot == slot)
             timeline_drop(shared, i);
     exports_leave(shared, slot);
-    for (unsigned int card = 0; card < SIM_CARDS; card++)
-        shared->cards[card].used_bytes -= shared->slots[slot].bytes[card];
-    memset(&shared->slots[slot], 0, sizeof shared->slots[slot]);
+    memset(shared->slots[slot].bytes, 0, sizeof shared->slots[slot].bytes);
+    memset(shared->slots[slot].contexts, 0, sizeof shared->slots[slot].contexts);
+    shared->slots[slot].born = 0;
 }
 
-void sim_reap(void)
+void sim_reap(struct shared *it)
 {
     pid_t pid;
 
-    for (int slot = 0; slot < SIM_SLOTS; slot++)
-        if (shared->slots[slot].born && !slot_alive(slot, &pid))
+    for (int slot = 0; slot < it->slots_end; slot++)
+        if (it->slots[slot].born && !sim_slot_alive(slot, &pid))
             clear_slot(slot);
-    shared->reaped_ns = sim_now_ns();
+    it->reaped_ns = sim_now_ns();
 }
 
-int sim_own_slot(void)
+int sim_own_slot_locked(void)
 {
     if (own_slot >= 0 && own_slot_pid == getpid())
         return own_slot;
-    sim_reap();
+    sim_reap(shared);
     for (int slot = 0; slot < SIM_SLOTS; slot++) {
         struct flock lock = slot_byte(slot);
 
         if (shared->slots[slot].born || fcntl(state_fd, F_SETLK, &lock))
             continue;
+        if (slot >= shared->slots_end)
+            shared->slots_end = slot + 1;
         shared->slots[slot].born = ++shared->births;
-        own_slot = slot;
         own_slot_pid = getpid();
+        __atomic_store_n(&own_slot, slot, __ATOMIC_RELEASE);
         return slot;
     }
     return -EAGAIN;
+}
+
+int sim_own_slot(void)
+{
+    int slot = __atomic_load_n(&own_slot, __ATOMIC_ACQUIRE);
+
+    if (slot >= 0 && own_slot_pid == getpid())
+        return slot;
+    sim_lock();
+    slot = sim_own_slot_locked();
+    sim_unlock();
+    return slot;
 }
 
 int sim_open_node(unsigned int card)
@@ -210,84 +222,87 @@ int sim_open_node(unsigned int card)
 
 enum sim_fault sim_fault(unsigned int card)
 {
-    return (enum sim_fault)atomic_load(&shared->cards[card].fault);
+    return (enum sim_fault)shared->cards[card].fault;
 }
 
 int sim_set_fault(unsigned int card, enum sim_fault fault)
 {
     if (card >= conf.cards)
         return -EINVAL;
-    atomic_store(&shared->cards[card].fault, (int)fault);
+    shared->cards[card].fault = (int)fault;
     return 0;
 }
 
 void sim_reset(void)
 {
     for (unsigned int card = 0; card < SIM_CARDS; card++)
-        atomic_store(&shared->cards[card].fault, SIM_WELL);
+        shared->cards[card].fault = SIM_WELL;
     sim_lock();
-    sim_reap();
-    mend();
+    sim_reap(shared);
     sim_unlock();
 }
 
-int sim_charge(unsigned int card, uint64_t bytes)
+/* All bytes in slots, of dead processes too that nobody has reaped yet. */
+static uint64_t booked(unsigned int card)
 {
-    uint64_t room = conf.card[card].memory_bytes - conf.card[card].reserved_bytes;
-    int result = 0;
+    uint64_t sum = exports_bytes(shared, card, -1);
 
-    sim_lock();
-    int slot = sim_own_slot();
-    struct shared_card *it = &shared->cards[card];
-    if (slot >= 0 && bytes > room - it->used_bytes)
-        sim_reap();
-    if (slot < 0)
-        result = slot;
-    else if (bytes > room - it->used_bytes)
-        result = -ENOMEM;
-    else {
-        it->used_bytes += bytes;
-        shared->slots[slot].bytes[card] += bytes;
-    }
-    sim_unlock();
-    return result;
-}
-
-void sim_uncharge(unsigned int card, uint64_t bytes)
-{
-    sim_lock();
-    int slot = sim_own_slot();
-    if (slot >= 0) {
-        shared->slots[slot].bytes[card] -= bytes;
-        shared->cards[card].used_bytes -= bytes;
-    }
-    sim_unlock();
+    for (int slot = 0; slot < shared->slots_end; slot++)
+        sum += shared->slots[slot].bytes[card];
+    return sum;
 }
 
 uint64_t sim_used(unsigned int card)
 {
-    sim_lock();
-    sim_reap();
-    uint64_t used = shared->cards[card].used_bytes;
-    sim_unlock();
-    return used;
+    uint64_t sum = exports_bytes(shared, card, -1);
+    pid_t pid;
+
+    for (int slot = 0; slot < shared->slots_end; slot++)
+        if (shared->slots[slot].bytes[card] && sim_slot_alive(slot, &pid))
+            sum += shared->slots[slot].bytes[card];
+    return sum;
+}
+
+/* Add, look, take back when it was too much: two that race may both be refused, never both served.
+ */
+int sim_charge(unsigned int card, uint64_t bytes)
+{
+    uint64_t room = conf.card[card].memory_bytes - conf.card[card].reserved_bytes;
+    int slot = sim_own_slot();
+
+    if (slot < 0)
+        return slot;
+    if (bytes > room)
+        return -ENOMEM;
+    shared->slots[slot].bytes[card] += bytes;
+    if (booked(card) <= room || sim_used(card) <= room)
+        return 0;
+    shared->slots[slot].bytes[card] -= bytes;
+    return -ENOMEM;
+}
+
+void sim_uncharge(unsigned int card, uint64_t bytes)
+{
+    int slot = sim_own_slot();
+
+    if (slot >= 0)
+        shared->slots[slot].bytes[card] -= bytes;
 }
 
 unsigned int sim_uses(unsigned int card, struct sim_use *to, unsigned int room)
 {
     unsigned int count = 0;
+    pid_t pid;
 
-    sim_lock();
-    sim_reap();
-    for (int slot = 0; slot < SIM_SLOTS; slot++) {
+    for (int slot = 0; slot < shared->slots_end; slot++) {
         struct slot *it = &shared->slots[slot];
+        uint64_t bytes = it->bytes[card] + exports_bytes(shared, card, slot);
 
-        if (!it->born || (!it->bytes[card] && !it->contexts[card]))
+        if (!it->born || (!bytes && !it->contexts[card]) || !sim_slot_alive(slot, &pid))
             continue;
         if (count < room)
-            to[count] = (struct sim_use){slot, sim_slot_pid(slot), it->bytes[card], it->contexts[card]};
+            to[count] = (struct sim_use){slot, pid, bytes, it->contexts[card]};
         count++;
     }
-    sim_unlock();
     return count;
 }

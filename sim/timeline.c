@@ -10,6 +10,7 @@
 
 #define REAP_EVERY_NS 20000000ull
 #define SHORTEST_SLEEP_NS 20000ull
+#define LOCK_WITHIN_MS 20
 
 static struct bucket *bucket_at(struct shared_card *card, uint64_t ns)
 {
@@ -127,7 +128,7 @@ void timeline_rebuild(struct shared *shared)
 int sim_context_open(unsigned int card)
 {
     struct shared *shared = sim_lock();
-    int slot = sim_own_slot(), found = slot < 0 ? slot : -EAGAIN;
+    int slot = sim_own_slot_locked(), found = slot < 0 ? slot : -EAGAIN;
 
     for (int i = 0; slot >= 0 && i < SIM_CONTEXTS && found < 0; i++)
         if (!shared->contexts[i].taken) {
@@ -180,7 +181,7 @@ uint64_t sim_pending_ns(int number, uint64_t work)
     uint64_t now = sim_now_ns(), left = 0;
 
     if (now - shared->reaped_ns > REAP_EVERY_NS)
-        sim_reap();
+        sim_reap(shared);
     timeline_advance(shared, context->card, now);
     for (uint64_t n = context->done + 1; n <= work && n <= context->submitted; n++)
         left += context->left_ns[n % SIM_QUEUE];
@@ -217,33 +218,38 @@ uint64_t sim_ended_ns(int number, uint64_t work)
     return ended;
 }
 
+/* Without the mutex (its owner may be frozen) the figures are as far as they were worked out. */
 unsigned int sim_busy(unsigned int number, bool by_process, int64_t since_ns, struct sim_busy *to,
                       unsigned int room)
 {
-    struct shared *shared = sim_lock();
+    struct shared *locked = sim_lock_within_ms(LOCK_WITHIN_MS), *shared = sim_shared();
     struct shared_card *card = &shared->cards[number];
     uint64_t now = sim_now_ns(), current = now / SIM_BUCKET_NS;
     unsigned int count = 0;
     struct timespec real;
 
-    timeline_advance(shared, number, now);
+    if (locked)
+        timeline_advance(shared, number, now);
     clock_gettime(CLOCK_REALTIME, &real);
     int64_t offset = (int64_t)real.tv_sec * 1000000000 + real.tv_nsec - (int64_t)now;
     for (uint64_t n = current > SIM_BUCKETS - 1 ? current - (SIM_BUCKETS - 1) : 0; n < current; n++) {
-        struct bucket *bucket = bucket_at(card, n * SIM_BUCKET_NS);
+        const struct bucket *bucket = &card->buckets[n % SIM_BUCKETS];
         int64_t end_ns = (int64_t)((n + 1) * SIM_BUCKET_NS) + offset;
+        bool kept = bucket->number == n;
 
         if (end_ns <= since_ns)
             continue;
         if (!by_process && count < room)
-            to[count++] = (struct sim_busy){end_ns, -1, 0, bucket->busy_ns};
-        for (unsigned int i = 0; by_process && i < bucket->users && count < room; i++) {
+            to[count++] = (struct sim_busy){end_ns, -1, 0, kept ? bucket->busy_ns : 0};
+        for (unsigned int i = 0; by_process && kept && i < bucket->users && count < room; i++) {
             int slot = bucket->user[i].slot;
-            pid_t pid = shared->slots[slot].born == bucket->user[i].born ? sim_slot_pid(slot) : 0;
+            pid_t pid;
 
-            to[count++] = (struct sim_busy){end_ns, slot, pid, bucket->user[i].busy_ns};
+            if (shared->slots[slot].born == bucket->user[i].born && sim_slot_alive(slot, &pid))
+                to[count++] = (struct sim_busy){end_ns, slot, pid, bucket->user[i].busy_ns};
         }
     }
-    sim_unlock();
+    if (locked)
+        sim_unlock();
     return count;
 }
