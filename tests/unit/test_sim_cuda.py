@@ -1,0 +1,455 @@
+"""The simulated libcuda through NVIDIA's own Python binding; every figure worked out by hand."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+from typing import Any, List
+
+import pytest
+from tests.simlab import CONTEXT_BYTES, MIB, ROOT, SIM, Process, SimLab
+
+# `held` is what this process holds on a card beyond its context; every test prints JSON.
+BEGIN = """
+import ctypes, json, os, subprocess, sys
+from cuda.bindings import driver as c
+MIB = 1 << 20
+def ok(answer):
+    assert int(answer[0]) == 0, answer
+    return answer[1] if len(answer) == 2 else answer[1:] if len(answer) > 2 else None
+def held(card=0, contexts=1):
+    status = json.loads(subprocess.check_output([os.environ["MGPU_SIM"], "status", "--json"]))
+    mine = [p for p in status["cards"][card]["processes"] if p["pid"] == os.getpid()]
+    return sum(p["bytes"] for p in mine) - contexts * 256 * MIB
+def say(*values):
+    print(json.dumps(values[0] if len(values) == 1 else values), flush=True)
+ok(c.cuInit(0))
+device = ok(c.cuDeviceGet(0))
+primary = ok(c.cuDevicePrimaryCtxRetain(device))
+ok(c.cuCtxSetCurrent(primary))
+"""
+
+
+def cuda(lab: SimLab, code: str, *arguments: object, **env: str) -> Any:
+    """The JSON that a CUDA program prints."""
+    return json.loads(lab.python(BEGIN + code, *arguments, MGPU_SIM=str(SIM / "mgpu-sim"), **env))
+
+
+def test_every_function_of_the_header_is_there() -> None:
+    text = (ROOT / "build/sim/include/cuda/cuda.h").read_text()
+    declared = set(re.findall(r"CUresult CUDAAPI (cu[A-Z]\w+)\(", text))
+    library = ctypes.CDLL(str(SIM / "libcuda.so.1"))
+    assert len(declared) > 480
+    assert [name for name in sorted(declared) if not hasattr(library, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "per_thread", "symbol"),
+    [
+        ("cuMemAlloc", 13000, 0, "cuMemAlloc_v2"),
+        ("cuMemAlloc", 2000, 0, "cuMemAlloc"),
+        ("cuCtxCreate", 12000, 0, "cuCtxCreate_v3"),
+        ("cuCtxCreate", 13000, 0, "cuCtxCreate_v4"),
+        ("cuMemAllocAsync", 13000, 0, "cuMemAllocAsync"),
+        ("cuMemAllocAsync", 13000, 1, "cuMemAllocAsync_ptsz"),
+        ("cuMemcpyHtoD", 13000, 1, "cuMemcpyHtoD_v2_ptds"),
+        ("cuLaunchKernel", 7000, 1, "cuLaunchKernel_ptsz"),
+    ],
+)
+def test_entry_points_are_the_exports_themselves(
+    name: str, version: int, per_thread: int, symbol: str
+) -> None:
+    """So that a probe on an export sees every client, however it found the function."""
+    library = ctypes.CDLL(str(SIM / "libcuda.so.1"))
+    found, status = ctypes.c_void_p(), ctypes.c_int(-1)
+    flags = ctypes.c_uint64(2 if per_thread else 0)
+    result = library.cuGetProcAddress_v2(
+        name.encode(), ctypes.byref(found), version, flags, ctypes.byref(status)
+    )
+    assert (result, status.value) == (0, 0)
+    assert found.value == ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+
+
+def test_unknown_and_too_new_entry_points() -> None:
+    library = ctypes.CDLL(str(SIM / "libcuda.so.1"))
+    found, status = ctypes.c_void_p(1), ctypes.c_int(-1)
+    for name, version, code in ((b"cuNone", 13000, 1), (b"cuMemAllocAsync", 3000, 2)):
+        result = library.cuGetProcAddress_v2(
+            name, ctypes.byref(found), version, ctypes.c_uint64(0), ctypes.byref(status)
+        )
+        assert (result, status.value, found.value) == (500, code, None)
+
+
+def test_devices_are_the_cards(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        """
+say([ok(c.cuDeviceGetCount()), ok(c.cuDriverGetVersion()),
+     [[ok(c.cuDeviceGetName(64, d)).rstrip(b"\\0 ").decode(), ok(c.cuDeviceTotalMem(d)),
+       bytes(ok(c.cuDeviceGetUuid(d)).bytes).hex(),
+       ok(c.cuDeviceGetAttribute(c.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                 d))] for d in (0, 1)]])
+""",
+    )
+    cards = lab.status()["cards"]
+    assert said[:2] == [2, 13000]
+    assert [row[0] for row in said[2]] == ["NVIDIA H200 (simulated)", "NVIDIA A10 (simulated)"]
+    assert [row[1] for row in said[2]] == [143771 * MIB, 23028 * MIB]
+    for row, card in zip(said[2], cards):
+        assert row[2] == card["uuid"].replace("GPU-", "").replace("-", "")
+    assert [row[3] for row in said[2]] == [9, 8]
+
+
+ALLOCATIONS = [
+    ("ok(c.cuMemAlloc(1))", "c.cuMemFree(it)", 1),
+    ("ok(c.cuMemAlloc(12345))", "c.cuMemFree(it)", 12345),
+    ("ok(c.cuMemAllocPitch(1000, 10, 4))[0]", "c.cuMemFree(it)", 1024 * 10),
+    ("ok(c.cuMemAllocPitch(512, 3, 16))[0]", "c.cuMemFree(it)", 512 * 3),
+    ("ok(c.cuMemAllocManaged(777, 1))", "c.cuMemFree(it)", 777),
+    ("ok(c.cuMemAllocAsync(99, 0))", "c.cuMemFreeAsync(it, 0)", 99),
+    ("ok(c.cuMemAllocAsync(99, 0))", "c.cuMemFree(it)", 99),
+    ("ok(c.cuMemAllocFromPoolAsync(55, pool, 0))", "c.cuMemFreeAsync(it, 0)", 55),
+    ("ok(c.cuArrayCreate(flat(100, 0, FLOAT, 1)))", "c.cuArrayDestroy(it)", 100 * 4),
+    ("ok(c.cuArrayCreate(flat(100, 50, HALF, 4)))", "c.cuArrayDestroy(it)", 100 * 50 * 2 * 4),
+    ("ok(c.cuArray3DCreate(solid(10, 20, 30, BYTE, 2)))", "c.cuArrayDestroy(it)", 10 * 20 * 30 * 2),
+    (
+        "ok(c.cuMipmappedArrayCreate(solid(64, 32, 0, FLOAT, 2), 3))",
+        "c.cuMipmappedArrayDestroy(it)",
+        (64 * 32 + 32 * 16 + 16 * 8) * 4 * 2,
+    ),
+    (
+        "ok(c.cuMipmappedArrayCreate(solid(8, 8, 6, BYTE, 1, LAYERED), 2))",
+        "c.cuMipmappedArrayDestroy(it)",
+        8 * 8 * 6 + 4 * 4 * 6,
+    ),
+    ("ok(c.cuMemCreate(6 * MIB, properties, 0))", "c.cuMemRelease(it)", 6 * MIB),
+    ("ok(c.cuMemAllocHost(1000))", "c.cuMemFreeHost(it)", 0),
+    ("ok(c.cuMemHostAlloc(1000, 0))", "c.cuMemFreeHost(it)", 0),
+]
+
+MAKERS = """
+FLOAT, HALF, BYTE = (getattr(c.CUarray_format, "CU_AD_FORMAT_" + n)
+                     for n in ("FLOAT", "HALF", "UNSIGNED_INT8"))
+LAYERED = 1
+def flat(width, height, form, channels):
+    it = c.CUDA_ARRAY_DESCRIPTOR()
+    it.Width, it.Height, it.Format, it.NumChannels = width, height, form, channels
+    return it
+def solid(width, height, depth, form, channels, flags=0):
+    it = c.CUDA_ARRAY3D_DESCRIPTOR()
+    it.Width, it.Height, it.Depth, it.Format, it.NumChannels = width, height, depth, form, channels
+    it.Flags = flags
+    return it
+properties = c.CUmemAllocationProp()
+properties.type = c.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+properties.location.type = c.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+properties.location.id = 0
+pool_properties = c.CUmemPoolProps()
+pool_properties.allocType = c.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+pool_properties.location.type = c.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+pool_properties.location.id = 0
+pool = ok(c.cuMemPoolCreate(pool_properties))
+"""
+
+
+def test_every_allocation_is_charged_exactly_and_given_back(lab: SimLab) -> None:
+    steps = "".join(
+        f"it = {make}\nbooks.append(held())\nok({free})\nbooks.append(held())\n"
+        for make, free, _ in ALLOCATIONS
+    )
+    said = cuda(lab, MAKERS + "books = []\n" + steps + "say(books)")
+    assert said == [figure for _, _, size in ALLOCATIONS for figure in (size, 0)]
+
+
+def test_physical_memory_goes_with_its_last_reference(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        MAKERS
+        + """
+books = []
+handle = ok(c.cuMemCreate(4 * MIB, properties, 0))
+at = ok(c.cuMemAddressReserve(8 * MIB, 0, 0, 0))
+ok(c.cuMemMap(at, 4 * MIB, 0, handle, 0))
+books.append(held())
+ok(c.cuMemRelease(handle))
+books.append(held())  # the mapping holds it
+again = ok(c.cuMemRetainAllocationHandle(int(at)))
+ok(c.cuMemsetD8(at, 7, 4 * MIB))
+ok(c.cuMemUnmap(at, 4 * MIB))
+books.append(held())  # the retained handle does
+ok(c.cuMemRelease(again))
+books.append(held())
+ok(c.cuMemAddressFree(at, 8 * MIB))
+say(books, int(c.cuMemCreate(4 * MIB - 1, properties, 0)[0]), int(c.cuMemRelease(again)[0]))
+""",
+    )
+    assert said == [[4 * MIB, 4 * MIB, 4 * MIB, 0], 1, 1]
+
+
+def test_contexts_cost_and_take_their_memory_with_them(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        """
+books = [held(contexts=0)]
+made = ok(c.cuCtxCreate(None, 0, device))
+ok(c.cuMemAlloc(1000))
+books.append(held(contexts=0))
+ok(c.cuCtxDestroy(made))
+books.append(held(contexts=0))
+ok(c.cuCtxSetCurrent(primary))
+ok(c.cuMemAlloc(500))
+ok(c.cuDevicePrimaryCtxRelease(device))
+books.append(held(contexts=0))
+say(books)
+""",
+    )
+    context = CONTEXT_BYTES
+    assert said == [context, 2 * context + 1000, context, 0]
+
+
+def test_context_size_is_configurable(tmp_path: Any) -> None:
+    lab = SimLab(tmp_path, "context_mib = 10\n")
+    assert cuda(lab, "say(held(contexts=0))") == 10 * MIB
+
+
+def test_a_card_refuses_what_it_has_not(tmp_path: Any) -> None:
+    lab = SimLab(tmp_path, "[card0]\nmemory_mib = 1000\nreserved_mib = 44\n")
+    said = cuda(
+        lab,
+        """
+left = (1000 - 44 - 256) * MIB
+too_much = int(c.cuMemAlloc(left + 1)[0])
+it = ok(c.cuMemAlloc(left))
+full = ok(c.cuMemGetInfo())
+one_more = int(c.cuMemAlloc(1)[0])
+context = int(c.cuCtxCreate(None, 0, device)[0])
+ok(c.cuMemFree(it))
+say([too_much, one_more, context, full, held()])
+""",
+    )
+    out_of_memory = 2
+    assert said == [out_of_memory, out_of_memory, out_of_memory, [0, 956 * MIB], 0]
+
+
+def test_memory_holds_what_is_written(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        """
+data = bytes(range(256))
+a, b = ok(c.cuMemAlloc(256)), ok(c.cuMemAlloc(256))
+ok(c.cuMemcpyHtoD(a, data, 256))
+ok(c.cuMemcpyDtoD(b, a, 256))
+back = bytearray(256)
+ok(c.cuMemcpyDtoH(back, b, 256))
+ok(c.cuMemsetD32(a, 0x01020304, 64))
+filled = bytearray(8)
+ok(c.cuMemcpyDtoH(filled, a, 8))
+say(bytes(back) == data, list(filled))
+""",
+    )
+    assert said == [True, [4, 3, 2, 1, 4, 3, 2, 1]]
+
+
+def test_wrong_use_is_refused_and_charges_nothing(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        """
+it = ok(c.cuMemAlloc(100))
+answers = [c.cuMemAlloc(0), c.cuMemFree(int(it) + 1), c.cuDeviceGet(2), c.cuMemFreeHost(int(it))]
+ok(c.cuMemFree(it))
+answers += [c.cuMemFree(it), c.cuMemAllocPitch(100, 10, 3)]
+ok(c.cuCtxSetCurrent(None))
+answers += [c.cuMemAlloc(1)]
+say([int(answer[0]) for answer in answers], held())
+""",
+    )
+    invalid, no_device, no_context = 1, 101, 201
+    assert said == [[invalid, invalid, no_device, invalid, invalid, invalid, no_context], 0]
+
+
+IMPORTER = """
+line = sys.stdin.readline().split()
+handle = c.CUipcMemHandle()
+ctypes.memmove(handle.getPtr(), bytes.fromhex(line[0]), 64)
+at = ok(c.cuIpcOpenMemHandle(handle, 1))
+say(held())
+sys.stdin.readline()
+say(held())
+ok(c.cuIpcCloseMemHandle(at))
+say(held())
+sys.stdin.read()
+"""
+EXPORTER = """
+it = ok(c.cuMemAlloc(3 * MIB))
+handle = ok(c.cuIpcGetMemHandle(it))
+say(ctypes.string_at(handle.getPtr(), 64).hex())
+sys.stdin.readline()
+if sys.argv[1] == "free":
+    ok(c.cuMemFree(it))
+say(held())
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["free", "kill"])
+def test_ipc_memory_is_the_owners_until_it_goes(lab: SimLab, end: str) -> None:
+    env = dict(lab.env, MGPU_SIM=str(SIM / "mgpu-sim"))
+    command = [sys.executable, "-c"]
+    with Process([*command, BEGIN + EXPORTER, end], env) as owner:
+        handle = owner.read()
+        with Process([*command, BEGIN + IMPORTER], env) as importer:
+            assert importer.ask(handle) == 0
+            assert lab.bytes_of(owner.pid) == 3 * MIB + CONTEXT_BYTES
+            if end == "free":
+                assert owner.ask("go") == 0
+            else:
+                owner.kill()
+            assert importer.ask("go") == 3 * MIB  # now it is the importer's
+            assert importer.read() == 0
+        if end == "free":
+            assert lab.bytes_of(owner.pid) == CONTEXT_BYTES
+
+
+def test_ipc_import_costs_the_importer_nothing_while_the_owner_lives(lab: SimLab) -> None:
+    env = dict(lab.env, MGPU_SIM=str(SIM / "mgpu-sim"))
+    with Process([sys.executable, "-c", BEGIN + EXPORTER, "keep"], env) as owner:
+        handle = owner.read()
+        with Process([sys.executable, "-c", BEGIN + IMPORTER], env) as importer:
+            assert importer.ask(handle) == 0
+            importer.kill()
+        assert owner.ask("go") == 3 * MIB
+    assert lab.status()["cards"][0]["used_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("1", ["A10"]),
+        ("1,0", ["A10", "H200"]),
+        ("0,7,1", ["H200"]),
+        ("GPU-51300000-0000-4000-8000-000000000001", ["A10"]),
+    ],
+)
+def test_visible_devices(lab: SimLab, visible: str, names: List[str]) -> None:
+    code = "say([ok(c.cuDeviceGetName(64, d)).split()[1].decode() for d in range(99) if d < "
+    said = cuda(lab, code + "ok(c.cuDeviceGetCount())])", CUDA_VISIBLE_DEVICES=visible)
+    assert said == names
+
+
+NO_BEGIN = "from cuda.bindings import driver as c\nprint(int(c.cuInit(0)[0]))"
+
+
+def test_without_a_node_there_is_no_card(lab: SimLab) -> None:
+    (lab.nodes / "nvidia0").unlink()
+    assert cuda(lab, "say(ok(c.cuDeviceGetCount()), ok(c.cuDeviceTotalMem(0)))") == [1, 23028 * MIB]
+    (lab.nodes / "nvidia1").rename(lab.nodes / "mgpu1")
+    assert cuda(lab, "say(ok(c.cuDeviceGetCount()))") == 1
+    (lab.nodes / "mgpu1").unlink()
+    assert lab.python(NO_BEGIN) == "100\n"  # CUDA_ERROR_NO_DEVICE
+
+
+def test_a_child_of_a_cuda_process_cannot_use_it_and_costs_nothing(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        """
+ok(c.cuMemAlloc(100))
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.write(writer, bytes([int(c.cuMemAlloc(100)[0]), int(c.cuInit(0)[0])]))
+    os._exit(0)
+os.wait()
+say(list(os.read(reader, 2)), held())
+""",
+    )
+    assert said == [[3, 3], 100]  # CUDA_ERROR_NOT_INITIALIZED
+
+
+def test_threads_that_allocate_and_free_at_once_leave_nothing(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        """
+import threading
+def work(seed):
+    ok(c.cuCtxSetCurrent(primary))
+    for i in range(200):
+        it = ok(c.cuMemAlloc(seed * 1000 + i))
+        ok(c.cuMemFree(it))
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 9)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+say(held())
+""",
+    )
+    assert said == 0
+
+
+KERNEL = """
+kernel = ok(c.cuModuleGetFunction(ok(c.cuModuleLoadData(b"any image")), b"spin_ns"))
+def launch(ms, stream=0):
+    ok(c.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream,
+                        ((int(ms * 1000000),), (ctypes.c_uint64,)), 0))
+"""
+
+
+def test_events_measure_the_cards_time(lab: SimLab) -> None:
+    said = cuda(
+        lab,
+        KERNEL
+        + """
+stream, (a, b) = ok(c.cuStreamCreate(1)), [ok(c.cuEventCreate(0)) for _ in "ab"]
+launch(100, stream)  # time enough to queue the rest behind it
+ok(c.cuEventRecord(a, stream))
+launch(30, stream)
+launch(20, stream)
+ok(c.cuEventRecord(b, stream))
+busy = int(c.cuStreamQuery(stream)[0])
+ok(c.cuEventSynchronize(b))
+say(busy, ok(c.cuEventElapsedTime(a, b)), int(c.cuStreamQuery(stream)[0]),
+    int(c.cuModuleGetFunction(ok(c.cuModuleLoadData(b"x")), b"other")[0]))
+""",
+    )
+    busy, elapsed_ms, idle, unknown = said
+    assert (busy, idle, unknown) == (600, 0, 500)
+    assert elapsed_ms == pytest.approx(50, abs=0.001)
+
+
+def test_contexts_take_turns(lab: SimLab) -> None:
+    """60 ms of work take 120 ms beside a context that has work all the time."""
+    elapsed_ms = cuda(
+        lab,
+        KERNEL
+        + """
+other = ok(c.cuCtxCreate(None, 0, device))
+a, b = [ok(c.cuEventCreate(0)) for _ in "ab"]
+ok(c.cuCtxSetCurrent(primary))
+launch(600)
+ok(c.cuCtxSetCurrent(other))
+launch(50)  # time enough to queue the rest behind it
+ok(c.cuEventRecord(a, 0))
+launch(60)
+ok(c.cuEventRecord(b, 0))
+ok(c.cuEventSynchronize(b))
+say(ok(c.cuEventElapsedTime(a, b)))
+""",
+    )
+    assert elapsed_ms == pytest.approx(120, abs=2.1)  # a slice is 2 ms
+
+
+def test_work_goes_on_while_its_submitter_is_stopped(lab: SimLab) -> None:
+    code = BEGIN + KERNEL + "launch(50)\nsay('launched')\nsys.stdin.readline()\nsay('awake')\n"
+    env = dict(lab.env, MGPU_SIM=str(SIM / "mgpu-sim"))
+    with Process([sys.executable, "-c", code], env) as process:
+        assert process.read() == "launched"
+        os.kill(process.pid, signal.SIGSTOP)
+        busy = """
+import time, pynvml as n
+n.nvmlInit()
+time.sleep(0.4)
+samples = n.nvmlDeviceGetProcessUtilization(n.nvmlDeviceGetHandleByIndex(0), 0)
+print(sum(s.smUtil for s in samples) / 600 * 1000)
+"""
+        assert float(lab.python(busy)) == pytest.approx(50, abs=5)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.ask("go") == "awake"
