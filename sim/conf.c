@@ -107,6 +107,18 @@ static int read_line(struct sim_conf *conf, int *section, char *line)
     return set_card(&conf->card[*section], strip(line), strip(value));
 }
 
+/* Whatever a card is called, it says that it is simulated. */
+static void mark_simulated(struct sim_card_conf *card)
+{
+    size_t room = sizeof card->name - sizeof " (simulated)";
+
+    if (strstr(card->name, "(simulated)"))
+        return;
+    if (strlen(card->name) > room)
+        card->name[room] = '\0';
+    strcat(card->name, " (simulated)");
+}
+
 int sim_read_conf(struct sim_conf *conf)
 {
     char path[4096], line[512];
@@ -121,12 +133,17 @@ int sim_read_conf(struct sim_conf *conf)
     FILE *file = fopen(path, "re");
     if (!file && errno != ENOENT)
         return -errno;
-    while (file && !result && fgets(line, sizeof line, file))
+    for (int number = 1; file && !result && fgets(line, sizeof line, file); number++) {
         result = read_line(conf, &section, line);
+        if (result)
+            fprintf(stderr, "mgpu-sim: %s line %d: not a key or section known here\n", path, number);
+    }
     if (file)
         fclose(file);
     if (conf->cards == 0)
         for (; conf->cards < 2; conf->cards++)
             default_card(&conf->card[conf->cards], conf->cards);
+    for (unsigned int card = 0; card < conf->cards; card++)
+        mark_simulated(&conf->card[card]);
     return result;
 }

@@ -9,27 +9,7 @@ import sys
 from typing import Any, List
 
 import pytest
-from tests.simlab import CONTEXT_BYTES, MIB, ROOT, SIM, Process, SimLab
-
-# `held` is what this process holds on a card beyond its context; every test prints JSON.
-BEGIN = """
-import ctypes, json, os, subprocess, sys
-from cuda.bindings import driver as c
-MIB = 1 << 20
-def ok(answer):
-    assert int(answer[0]) == 0, answer
-    return answer[1] if len(answer) == 2 else answer[1:] if len(answer) > 2 else None
-def held(card=0, contexts=1):
-    status = json.loads(subprocess.check_output([os.environ["MGPU_SIM"], "status", "--json"]))
-    mine = [p for p in status["cards"][card]["processes"] if p["pid"] == os.getpid()]
-    return sum(p["bytes"] for p in mine) - contexts * 256 * MIB
-def say(*values):
-    print(json.dumps(values[0] if len(values) == 1 else values), flush=True)
-ok(c.cuInit(0))
-device = ok(c.cuDeviceGet(0))
-primary = ok(c.cuDevicePrimaryCtxRetain(device))
-ok(c.cuCtxSetCurrent(primary))
-"""
+from tests.simlab import BEGIN, CONTEXT_BYTES, KERNEL, MIB, ROOT, SIM, Process, SimLab
 
 
 def cuda(lab: SimLab, code: str, *arguments: object, **env: str) -> Any:
@@ -383,14 +363,6 @@ say(held())
 """,
     )
     assert said == 0
-
-
-KERNEL = """
-kernel = ok(c.cuModuleGetFunction(ok(c.cuModuleLoadData(b"any image")), b"spin_ns"))
-def launch(ms, stream=0):
-    ok(c.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream,
-                        ((int(ms * 1000000),), (ctypes.c_uint64,)), 0))
-"""
 
 
 def test_events_measure_the_cards_time(lab: SimLab) -> None:
