@@ -171,7 +171,7 @@ class Devices:
         self._driver_version = listing.driver_version
         for index, reason in listing.unreadable.items():
             if self._unreadable.get(index) != reason:
-                log.warning("device.unreadable", index=index, reason=reason)
+                log.warning("device-unreadable", index=index, reason=reason)
         self._unreadable = listing.unreadable
         for slot in self._slots.values():
             slot.unlist(listing.unreadable.get(slot.device.index, "NVML no longer lists it"))
@@ -196,9 +196,9 @@ class Devices:
         for card in cards:
             was = before.get(card.device.uuid, "")
             if card.lost and card.lost != was:
-                log.error("device.lost", device=card.device.uuid, reason=card.lost)
+                log.error("device-lost", device=card.device.uuid, reason=card.lost)
             elif was and not card.lost:
-                log.event("device.back", device=card.device.uuid, was=was)
+                log.event("device-back", device=card.device.uuid, was=was)
         self._cards = tuple(sorted(cards, key=lambda card: card.device.index))
 
 
