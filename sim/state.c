@@ -12,14 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLOT_LOCKS (1ll << 40) /* where the slots' bytes are locked: far beyond the data */
+#define LOCK_FILES 16 /* the kernel walks all locks of a file for each question: keep them short */
 
 const char *const sim_fault_names[SIM_FAULTS] = {"none", "lost", "unknown", "timeout", "hang"};
 
 static pthread_mutex_t attach_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shared *shared;
 static struct sim_conf conf;
-static int state_fd = -1;
+static int lock_fds[LOCK_FILES];
 static int own_slot = -1;
 static pid_t own_slot_pid;
 
@@ -55,25 +55,52 @@ static int init_shared(int fd)
     return 0;
 }
 
-/* Open the file, made and filled in by whoever comes first. flock() locks do not mix with fcntl's. */
-static int open_state(void)
+static int open_file(const char *name)
 {
     char path[4096];
-    struct stat facts;
-    int result = 0;
 
-    mkdir(sim_dir(), 0755);
-    snprintf(path, sizeof path, "%s/state", sim_dir());
+    snprintf(path, sizeof path, "%s/%s", sim_dir(), name);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
         return -errno;
+    fchmod(fd, 0666); /* whatever the umask: all users of the cards share it */
+    return fd;
+}
+
+/* The state, made and filled in by whoever comes first. */
+static int map_state(void)
+{
+    struct stat facts;
+    int result = 0, fd = open_file("state");
+
+    if (fd < 0)
+        return fd;
     flock(fd, LOCK_EX);
-    if (fstat(fd, &facts) || facts.st_size != (off_t)sizeof(struct shared)) {
+    if (fstat(fd, &facts) || facts.st_size != (off_t)sizeof(struct shared))
         result = init_shared(fd);
-        fchmod(fd, 0666); /* whatever the umask: all users of the cards share it */
-    }
     flock(fd, LOCK_UN);
-    return result ? result : fd;
+    void *at = result ? MAP_FAILED
+                      : mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (!result && at == MAP_FAILED)
+        result = -errno;
+    if (!result)
+        shared = at;
+    close(fd); /* it has no fcntl locks: those are in the lock files */
+    return result;
+}
+
+/* They stay open to the end: closing one would drop this process's lock in it. */
+static int open_locks(void)
+{
+    char name[16];
+
+    for (int i = 0; i < LOCK_FILES; i++) {
+        snprintf(name, sizeof name, "locks.%d", i);
+        lock_fds[i] = open_file(name);
+        if (lock_fds[i] < 0)
+            return lock_fds[i];
+    }
+    return 0;
 }
 
 int sim_attach(void)
@@ -82,15 +109,12 @@ int sim_attach(void)
 
     pthread_mutex_lock(&attach_lock);
     if (!shared) {
+        mkdir(sim_dir(), 0755);
         result = sim_read_conf(&conf);
         if (!result)
-            state_fd = result = open_state();
-        if (result >= 0) {
-            void *at = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
-            result = at == MAP_FAILED ? -errno : 0;
-            if (!result)
-                shared = at;
-        }
+            result = open_locks();
+        if (!result)
+            result = map_state();
     }
     pthread_mutex_unlock(&attach_lock);
     return result;
@@ -132,20 +156,22 @@ struct shared *sim_shared(void)
     return shared;
 }
 
-static struct flock slot_byte(int slot)
+/* fcntl() on the byte of the slot, in one of the lock files. */
+static int lock_slot(int slot, int command, struct flock *lock)
 {
-    return (struct flock){
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SLOT_LOCKS + slot, .l_len = 1};
+    *lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET,
+                           .l_start = slot / LOCK_FILES, .l_len = 1};
+    return fcntl(lock_fds[slot % LOCK_FILES], command, lock);
 }
 
 bool sim_slot_alive(int slot, pid_t *pid)
 {
-    struct flock lock = slot_byte(slot);
+    struct flock lock;
 
     *pid = getpid();
     if (slot == own_slot && own_slot_pid == *pid)
         return true;
-    if (fcntl(state_fd, F_GETLK, &lock))
+    if (lock_slot(slot, F_GETLK, &lock))
         return true;
     *pid = lock.l_pid;
     return lock.l_type != F_UNLCK;
@@ -178,9 +204,9 @@ int sim_own_slot_locked(void)
         return own_slot;
     sim_reap(shared);
     for (int slot = 0; slot < SIM_SLOTS; slot++) {
-        struct flock lock = slot_byte(slot);
+        struct flock lock;
 
-        if (shared->slots[slot].born || fcntl(state_fd, F_SETLK, &lock))
+        if (shared->slots[slot].born || lock_slot(slot, F_SETLK, &lock))
             continue;
         if (slot >= shared->slots_end)
             shared->slots_end = slot + 1;

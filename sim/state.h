@@ -2,9 +2,9 @@
  *
  * $MGPU_SIM_DIR (default /run/mgpu-sim) holds `sim.conf`, what cards there are, and `state`, what
  * is going on. Each process that uses a card owns a slot in the state and an fcntl lock on the
- * slot's byte of the file: the kernel drops the lock at any death and tells the owner's PID in the
- * asker's own PID namespace. For that, nobody may ever close a descriptor of the file. Who finds a
- * slot without its lock gives back what the dead process held. */
+ * slot's byte of one of the files `locks.N`: the kernel drops the lock at any death and tells the
+ * owner's PID in the asker's own PID namespace. Who finds a slot without its lock gives back what
+ * the dead process held. */
 #ifndef MGPU_SIM_STATE_H
 #define MGPU_SIM_STATE_H
 
