@@ -9,6 +9,7 @@ JSON of errors.py. It knows nothing of routes or of GPUs.
 import asyncio
 import logging
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -138,10 +139,11 @@ class HttpServer:
             unix = site.listener.family == socket.AF_UNIX
             start: Any = asyncio.start_unix_server if unix else asyncio.start_server
             serve = self._server_of(site)
+            options: Dict[str, Any] = {"sock": site.listener, "limit": HEAD_LIMIT_BYTES}
+            if unix and sys.version_info >= (3, 13):
+                options["cleanup_socket"] = False  # the file is for listen.remove_socket
             # The backlog again: asyncio would listen anew with its own, much shorter one.
-            servers.append(
-                await start(serve, sock=site.listener, limit=HEAD_LIMIT_BYTES, backlog=BACKLOG)
-            )
+            servers.append(await start(serve, backlog=BACKLOG, **options))
         self._settled.set()
         await self._stopped.wait()
         for server in servers:
