@@ -34,5 +34,5 @@ $(CUDA_OBJ_DIR)/%.o: %.c cuda_sim.h state.h $(CUDA_OBJ_DIR)/cuda_impl.h
 	$(CC) $(CUDA_CFLAGS) -c -o $@ $<
 
 $(CUDA_LIB): $(CUDA_OBJECTS) $(STATE_OBJECTS) cuda.map
-	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=cuda.map -o $@ \
+	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=cuda.map -Wl,-z,defs -o $@ \
 	    $(CUDA_OBJECTS) $(STATE_OBJECTS) -pthread

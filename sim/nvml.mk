@@ -9,7 +9,6 @@ NVML_OBJECTS := $(NVML_SOURCES:%.c=$(NVML_OBJ_DIR)/%.o)
 NVML_STUBS   := $(NVML_OBJ_DIR)/nvml_stubs
 NVML_CFLAGS  := $(CFLAGS) -isystem $(NVML_INCLUDE) -I.
 
-
 $(NVML_INCLUDE)/nvml.h:
 	mkdir -p $(NVML_INCLUDE)
 	$(PIP) download --quiet --no-deps --dest $(NVML_INCLUDE) $(NVML_DEV)
