@@ -32,7 +32,7 @@ static __always_inline void push(__u64 context)
 /* Whether this is a container's process, and a context that it made: else the call will fail. */
 static __always_inline int known_context(__u64 context)
 {
-	return mgpu_active() && mgpu_whose() && find(context, MGPU_CONTEXT);
+	return mgpu_whose() && find(context, MGPU_CONTEXT);
 }
 
 /* cuCtxPushCurrent(context) */
@@ -51,7 +51,7 @@ int mgpu_ctx_set(struct pt_regs *ctx)
 
 	if (context && !known_context(context))
 		return 0;
-	if (!context && !(mgpu_active() && mgpu_whose()))
+	if (!context && !mgpu_whose())
 		return 0;
 	thread = this_thread();
 	if (!thread)
@@ -69,7 +69,7 @@ int mgpu_ctx_pop(struct pt_regs *ctx)
 	__u64 id = bpf_get_current_pid_tgid();
 	struct mgpu_thread *thread = threads.lookup(&id);
 
-	if (mgpu_active() && thread && thread->depth)
+	if (thread && thread->depth)
 		thread->depth--;
 	return 0;
 }
@@ -78,7 +78,7 @@ int mgpu_ctx_pop(struct pt_regs *ctx)
 
 static __always_inline int enter_context(__u64 out, __u32 ordinal, __u32 kind)
 {
-	struct mgpu_settings *now = mgpu_active();
+	struct mgpu_settings *now = mgpu_settings();
 	struct mgpu_bound *container;
 	struct mgpu_call *call = begin(&container);
 
@@ -145,7 +145,7 @@ int mgpu_primary(struct pt_regs *ctx)
 
 int mgpu_primary_end(struct pt_regs *ctx)
 {
-	struct mgpu_settings *now = mgpu_active();
+	struct mgpu_settings *now = mgpu_settings();
 	struct mgpu_call *call = end();
 	struct mgpu_object_key key = {.tgid = mgpu_tgid(), .kind = MGPU_PRIMARY};
 	struct mgpu_object *there;

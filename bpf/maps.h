@@ -11,15 +11,11 @@ MGPU_MAP("array", __u32, struct mgpu_settings, settings, 1, 0);
 MGPU_MAP("hash", __u64, struct mgpu_bound, bound, 4096, 0);
 MGPU_MAP("hash", __u32, __u64, followed, 65536, BPF_F_NO_PREALLOC);
 
-/* Whether these programs are the ones that count now. */
-static __always_inline struct mgpu_settings *mgpu_active(void)
+static __always_inline struct mgpu_settings *mgpu_settings(void)
 {
 	__u32 zero = 0;
-	struct mgpu_settings *now = settings.lookup(&zero);
 
-	if (!now || now->generation != GENERATION)
-		return 0;
-	return now;
+	return settings.lookup(&zero);
 }
 
 #endif

@@ -17,7 +17,6 @@
 
 /* settings[0]: written by the agent alone. */
 struct mgpu_settings {
-	__u64 generation;    /* of the programs that count: those of another one do nothing */
 	__u64 context_bytes; /* what one CUDA context is charged */
 	__u32 card_major;    /* of /dev/nvidiaX and nvidiactl; 0: no NVIDIA node is known */
 	__u32 ctl_minor;

@@ -51,8 +51,6 @@ static __always_inline struct mgpu_call *begin(struct mgpu_bound **container)
 	struct mgpu_call *call, *none;
 	__u32 zero = 0;
 
-	if (!mgpu_active())
-		return 0;
 	*container = mgpu_whose();
 	none = no_call.lookup(&zero);
 	if (!*container || !none)
@@ -72,7 +70,7 @@ static __always_inline struct mgpu_call *end(void)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 
-	return mgpu_active() ? calls.lookup(&id) : 0;
+	return calls.lookup(&id);
 }
 
 /* Forget the record: the last thing done with it, as its memory may be another's at once. */

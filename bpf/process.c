@@ -51,8 +51,7 @@ static __always_inline void drop_process(__u32 tgid)
 /* sched_process_free */
 int mgpu_task_freed(void *ctx)
 {
-	if (mgpu_active())
-		drop_process(FIELD(ctx, __u32, FREE_PID));
+	drop_process(FIELD(ctx, __u32, FREE_PID));
 	return 0;
 }
 
@@ -62,8 +61,6 @@ int mgpu_task_exit(void *ctx)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 tid = id;
 
-	if (!mgpu_active())
-		return 0;
 	calls.delete(&id);
 	threads.delete(&id);
 	followed.delete(&tid);
@@ -78,8 +75,6 @@ int mgpu_task_exec(void *ctx)
 	__u64 id = bpf_get_current_pid_tgid();
 	__u64 *cgroup, copy;
 
-	if (!mgpu_active())
-		return 0;
 	drop_process(mgpu_tgid());
 	threads.delete(&id);
 	if (old != tid) {
@@ -99,8 +94,6 @@ int mgpu_task_fork(void *ctx)
 	__u32 tid = bpf_get_current_pid_tgid(), child;
 	__u64 *cgroup, copy;
 
-	if (!mgpu_active())
-		return 0;
 	cgroup = followed.lookup(&tid);
 	if (!cgroup)
 		return 0;
@@ -116,7 +109,7 @@ int mgpu_task_attach(void *ctx)
 	__u64 id = FIELD(ctx, __u64, ATTACH_ID) | ((__u64)FIELD(ctx, __u32, ATTACH_ROOT) << MGPU_ROOT_SHIFT);
 	__u32 tid = FIELD(ctx, __u32, ATTACH_PID);
 
-	if (mgpu_active() && bound.lookup(&id))
+	if (bound.lookup(&id))
 		followed.update(&tid, &id);
 	return 0;
 }

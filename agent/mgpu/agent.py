@@ -90,6 +90,7 @@ class Agent:
         self._tracking.start()
         self._check_simulation()
         self._reconciler.run()
+        self._reconciler.charge_unseen()
         self._tracking.finish()
         self._remove_orphans()
         self._watch()

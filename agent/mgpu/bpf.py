@@ -21,6 +21,7 @@ MAP_LOOKUP = 1
 MAP_UPDATE = 2
 MAP_DELETE = 3
 MAP_GET_NEXT_KEY = 4
+PROG_LOAD = 5
 OBJ_PIN = 6
 OBJ_GET = 7
 PROG_ATTACH = 8
@@ -41,9 +42,13 @@ MAP_NOEXIST = 1
 
 MAP_TYPE_HASH = 1
 MAP_TYPE_ARRAY = 2
+MAP_TYPE_PROG_ARRAY = 3
+PROG_TYPE_KPROBE = 2
+PROG_TYPE_TRACEPOINT = 5
 F_NO_PREALLOC = 1
 
 _BATCH = 256
+_WALKS = 10  # over a map that changes all the time
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -153,16 +158,20 @@ class Map:
                 yield key, value
 
     def key_list(self) -> List[bytes]:
-        """All keys, gathered before any is returned, so that the caller may delete them."""
-        found: List[bytes] = []
-        seen = set()
+        """All keys, gathered before any is returned, so that the caller may delete them.
+
+        A key that is deleted while the walk stands on it makes the kernel begin anew.
+        """
+        found: Dict[bytes, None] = {}
+        again = 0
         key = None
-        while True:
+        while again <= _WALKS * len(found) + _WALKS:
             key = self._next_key(key)
-            if key is None or key in seen:
-                return found
-            seen.add(key)
-            found.append(key)
+            if key is None:
+                break
+            again += key in found
+            found[key] = None
+        return list(found)
 
     def _next_key(self, key: Optional[bytes]) -> Optional[bytes]:
         old = ctypes.create_string_buffer(key, len(key)) if key is not None else None
@@ -262,6 +271,23 @@ def obj_pin(fd: int, path: Path) -> None:
     """Pin a map, program or link at ``path``. Raises FileExistsError when that is taken."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     _bpf(OBJ_PIN, _attr("QII", _address(name), fd, 0))
+
+
+def prog_load(program_type: int, code: bytes, name: str) -> int:
+    """Load raw instructions; the program's descriptor. ``name`` has at most 15 bytes."""
+    text = ctypes.create_string_buffer(code, len(code))
+    licence = ctypes.create_string_buffer(b"GPL")
+    attr = _attr(
+        "IIQQIIQII16s",
+        program_type,
+        len(code) // 8,
+        _address(text),
+        _address(licence),
+        *(0, 0, 0, 0, 0),
+        name.encode()[:15],
+        size=72,
+    )
+    return _bpf(PROG_LOAD, attr)
 
 
 def prog_by_id(program_id: int) -> int:

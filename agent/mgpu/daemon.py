@@ -55,6 +55,7 @@ class Daemon:
 
     def _loop(self, agent: Agent) -> None:
         due = 0.0
+        healthy = True
         while not self._stopping:
             pause = max(0.0, due - time.monotonic())
             if self._manager.watchdog_s is not None:
@@ -66,7 +67,13 @@ class Daemon:
             full = time.monotonic() >= due
             if full:
                 due = time.monotonic() + self._config.reconcile_interval_s
-            if not self._stopping and agent.round(full):
+            if self._stopping:
+                return
+            if full:
+                healthy = agent.round(True)
+            elif not agent.round(False):
+                healthy = False
+            if healthy:
                 self._manager.alive()
 
     def _reload(self, agent: Agent) -> None:

@@ -124,5 +124,7 @@ def _exchange(connection: socket.socket, request: Dict[str, str], fds: List[int]
         if not part:
             break
         parts.append(part)
+    if not parts:
+        raise ConnectionResetError("the keeper went away")
     answer: Dict[str, Any] = json.loads(b"".join(parts))
     return answer

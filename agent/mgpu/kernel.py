@@ -74,18 +74,23 @@ class Kernel:
             self._nodes.ensure(self.numbers, cards, containers)
 
     def bind(self, container: Container, config: Config) -> None:
-        """Limits, then the gate, then the container's entry. Raises MgpuError or OSError."""
+        """The gate, then limits and the container's entry. Raises MgpuError or OSError."""
         self._remember(container)
         if not self._cgroups.exists(container.cgroup):
             raise NotFound(f"cgroup {container.cgroup.path}", "it is gone", "start it again")
         minors = self._minors(container)
         assert self.numbers is not None
         self._gate.close(container.cgroup, self.numbers, minors)
-        key = self._key(container.cgroup)
+        self.limit(container, config)
+        self._bound[self._key(container.cgroup)] = container.cgroup
+
+    def limit(self, container: Container, config: Config) -> None:
+        """Limits and the container's entry in the maps alone. Raises MgpuError or OSError."""
+        self._minors(container)
         if self._tracking.tables is not None:
             enforcer = container.enforcer or config.enforce or Enforcer.KILL
+            key = self._key(container.cgroup)
             self._tracking.tables.bind(key, container, self._minor_of, enforcer)
-        self._bound[key] = container.cgroup
 
     def drop_strangers(self, containers: Sequence[Container]) -> None:
         """Take away what belongs to no container of the ledger."""
@@ -126,6 +131,8 @@ class Kernel:
         """Probe the libraries of the containers' processes that were not looked at yet."""
         if self._tracking.tables is None:
             return
+        if self._tracking.mend():
+            self._followed.clear()
         members: Set[int] = set()
         for container in containers:
             pids = self._cgroups.members(container.cgroup)
@@ -172,6 +179,9 @@ class Kernel:
 
     def tracked(self) -> Dict[ProcessShare, int]:
         return self._tracking.tables.tracked() if self._tracking.tables is not None else {}
+
+    def unseen(self) -> Dict[ProcessShare, int]:
+        return self._tracking.tables.unseen() if self._tracking.tables is not None else {}
 
     def set_unseen(self, unseen: Mapping[ProcessShare, int]) -> None:
         if self._tracking.tables is not None:

@@ -5,6 +5,7 @@ nodes, its counters, its gate and its entry in the maps, in the order that never
 a limit; what belongs to nobody is taken away. A crash at any point is repaired by the next run.
 """
 
+import contextlib
 import threading
 from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence, Set
@@ -31,13 +32,15 @@ class Reconciler:
         self._config = config
         self._lock = threading.RLock()
         self._failing: Set[str] = set()
-        self._unseen: Dict[ProcessShare, int] = {}
+        self._unseen: Optional[Dict[ProcessShare, int]] = None
         self._first = True
 
     def run(self) -> None:
         """Make everything agree. A container that cannot be mended is logged, the rest go on."""
         with self._lock:
             containers = self._prepare()
+            if self._first:
+                self._take_over(containers)
             for container in containers:
                 try:
                     self._kernel.bind(container, self._config())
@@ -75,7 +78,8 @@ class Reconciler:
             containers = self._ledger.containers()
             driver = self._by_share(cards, containers)
             after = self._kernel.tracked()
-            self._unseen = unseen_bytes(before, driver, after, self._unseen)
+            last = self._kernel.unseen() if self._unseen is None else self._unseen
+            self._unseen = unseen_bytes(before, driver, after, last)
             self._kernel.set_unseen(self._unseen)
 
     def driver_usage(self) -> Dict[int, MemoryUse]:
@@ -94,6 +98,16 @@ class Reconciler:
             for container in containers
             for instance in container.instances
         }
+
+    def _take_over(self, containers: Sequence[Container]) -> None:
+        """Fill the maps, which may be new, before gates and probes of an older agent go.
+
+        Whoever is bound keeps his cards and his limit meanwhile. Faults are ``bind``'s to report.
+        """
+        for container in containers:
+            with contextlib.suppress(MgpuError, OSError):
+                self._kernel.limit(container, self._config())
+        self._kernel.follow(containers)
 
     def _prepare(self) -> List[Container]:
         """What concerns all containers: the nodes, and the numbers in the maps."""

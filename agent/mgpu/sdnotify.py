@@ -6,6 +6,7 @@ Where no manager listens (NOTIFY_SOCKET is not set) every call does nothing.
 import array
 import os
 import socket
+import time
 from typing import Mapping, Optional, Sequence
 
 
@@ -15,15 +16,16 @@ class ServiceManager:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._watchdog_usec = environment.get("WATCHDOG_USEC", "")
-        # systemd 254 says how many; before that the unit file is all there is to go by.
-        self._store_max = int(environment.get("FDSTORE", "1"))
+        # systemd 254 says how many. An older one may not know FDPOLL=0 (246), and would take the
+        # hang-up that poll(2) reports of a perf event without a ring for its end.
+        self._store_max = int(environment.get("FDSTORE", "0"))
         self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
     def ready(self) -> None:
         self._send("READY=1\nSTATUS=limits are in force")
 
     def reloading(self) -> None:
-        self._send("RELOADING=1")
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         self._send("STOPPING=1")

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+import psutil
+
 from tests.bench import report
 from tests.exact import run as exact
 from tests.lab import SIM, Node, v2_mount, wait_for
@@ -186,15 +188,12 @@ def crowd_figures(node: Node) -> Figures:
 
 
 def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks: int = os.sysconf("SC_CLK_TCK")
-    return (int(fields[11]) + int(fields[12])) / ticks
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def rss_mb(node: Node) -> float:
-    text = Path(f"/proc/{agent_pid(node)}/status").read_text()
-    (line,) = [x for x in text.splitlines() if x.startswith("VmRSS")]
-    return int(line.split()[1]) / 1000
+    return float(psutil.Process(agent_pid(node)).memory_info().rss) / 1e6
 
 
 def agent_pid(node: Node) -> int:
@@ -271,7 +270,8 @@ def footprint(node: Node) -> Figures:
 def map_entries(node: Node, name: str) -> int:
     from mgpu.bpf import Map
 
-    opened = Map.pinned(node.bpf_root / "maps" / name)
+    (path,) = node.bpf_root.glob(f"*/maps/{name}")
+    opened = Map.pinned(path)
     try:
         return len(opened.key_list())
     finally:

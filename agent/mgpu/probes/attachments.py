@@ -1,8 +1,8 @@
 """What attaches a program to a probe, kept so that it outlives the agent.
 
 Two ways: links pinned in the BPF file system (kernel 5.15 has them for perf events), or the perf
-event's descriptor kept by another process (fdstore.py). Names begin with the generation of the
-program, so that two generations can be attached side by side for a moment.
+event's descriptor kept by another process (fdstore.py). Names say what is attached where, so that
+a restart finds out what is missing and attaches nothing twice.
 """
 
 import fcntl

@@ -4,6 +4,7 @@ Runs as ``python -m mgpu.probes.compile`` with a job (JSON) on standard input, s
 is in the agent's memory. What bcc and the verifier say goes to standard error as it is.
 """
 
+import contextlib
 import json
 import re
 import sys
@@ -39,7 +40,7 @@ def compile_job(job: Dict[str, Any]) -> None:
     for name, kind in job["programs"].items():
         function = unit.load_func(name, getattr(BPF, kind))
         target = Path(job["target"]) / name
-        if not target.exists():
+        with contextlib.suppress(FileExistsError):  # a child of a killed agent was quicker
             bpf.obj_pin(function.fd, target)
 
 

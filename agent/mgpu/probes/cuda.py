@@ -10,13 +10,14 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, NamedTuple, Optional, Set, Tuple
 
 from mgpu import log
 from mgpu.probes import events
 from mgpu.probes.attachments import Attachments
 from mgpu.probes.elf import function_offsets
 from mgpu.probes.loader import Loader
+from mgpu.probes.slots import NUMBERS
 from mgpu.probes.tracepoints import Tracepoints
 
 LIBRARY = re.compile(r"(^|/)libcuda\.so(\.[0-9.]+)?( \(deleted\))?$")
@@ -90,6 +91,18 @@ class Inode(NamedTuple):
         return f"u-{self.device:x}-{self.number:x}-"
 
 
+class Probe(NamedTuple):
+    """A program at an offset of the file, at the entry or the return of a function."""
+
+    program: str
+    offset: int
+    at_return: bool
+
+    @property
+    def suffix(self) -> str:
+        return f"{self.offset:x}-{'r' if self.at_return else 'e'}-{_number(self.program)}"
+
+
 class CudaTracker:
     """Owns the attachments of tracker `cuda`. Safe to use from several threads."""
 
@@ -109,22 +122,36 @@ class CudaTracker:
         self._kept: Set[Inode] = set()
         self._complete: Set[Inode] = set()
         self._unusable: Set[Inode] = set()
+        self._expected: Set[str] = set()
 
     def start(self) -> None:
-        """Attach the tracepoints, and this generation's programs wherever an older one is.
-
-        To be followed by Tables.set_settings, which makes the new generation count, and ``finish``.
-        """
+        """Attach the tracepoints."""
+        there = self._attachments.names()
         for tracepoint, program in TRACEPOINTS.items():
             event_id = self._tracepoints.event_id(tracepoint)
-            name = self._name("t-" + tracepoint.replace("/", "-"))
-            if name not in self._attachments.names():
+            name = self._name(f"t-{tracepoint.replace('/', '-')}-{_number(program)}")
+            if name not in there:
                 self._attach(name, program, events.tracepoint(event_id))
+            self._expected.add(name)
 
     def finish(self) -> None:
-        """Take what belongs to other generations away."""
+        """Take away what leads to other maps than ours (loader.py: another layout)."""
         ours = self._name("")
         self._attachments.drop([n for n in self._attachments.names() if not n.startswith(ours)])
+
+    def lost(self) -> bool:
+        """Whether attachments have gone without us; then everything is to be attached anew.
+
+        The keeper may have been killed, or a pin removed: ``start``, ``keep`` and ``sync`` make
+        good what is missing.
+        """
+        missing = self._expected - self._attachments.names()
+        if missing:
+            log.error("attachments-lost", count=len(missing))
+            with self._lock:
+                self._expected.clear()
+                self._complete.clear()
+        return bool(missing)
 
     def keep(self, paths: Iterable[Path]) -> None:
         """Attach to these libraries and stay, whoever maps them; to others no longer for that."""
@@ -159,7 +186,7 @@ class CudaTracker:
             return set().union(*self._users.values()) if self._users else set()
 
     def inodes(self) -> Set[Inode]:
-        """The libraries that are probed now, by this generation."""
+        """The libraries that are probed now, by these programs."""
         found = set()
         for name in self._attachments.names():
             match = re.match(re.escape(self._name("u-")) + "([0-9a-f]+)-([0-9a-f]+)-", name)
@@ -174,16 +201,14 @@ class CudaTracker:
             self._users.clear()
             self._kept.clear()
             self._complete.clear()
+            self._expected.clear()
 
     def _drop_unused(self) -> None:
         for inode in self.inodes():
             if not self._users.get(inode) and inode not in self._kept:
                 self._users.pop(inode, None)
                 self._complete.discard(inode)
-                prefix = self._name(inode.prefix)
-                self._attachments.drop(
-                    [name for name in self._attachments.names() if name.startswith(prefix)]
-                )
+                self._drop(self._of_inode(inode, self._attachments.names()))
 
     def _libraries(self, pid: int) -> Dict[Inode, Path]:
         """The libcuda files that a process maps, each with a path that opens it."""
@@ -224,15 +249,17 @@ class CudaTracker:
     def _attach_inode(self, inode: Inode, fd: int, path: Path) -> Optional[Inode]:
         if inode in self._unusable:
             return None
-        there = self._attachments.names()
         if inode in self._complete:
             return inode
+        there = self._of_inode(inode, self._attachments.names())
         try:
-            wanted = self._probes(function_offsets(Path(f"/proc/self/fd/{fd}")))
-            for name, program, offset, at_return in wanted:
-                name = self._name(inode.prefix) + name
+            wanted = self._probes(inode, function_offsets(Path(f"/proc/self/fd/{fd}")))
+            for name, probe in wanted.items():
                 if name not in there:
-                    self._attach(name, program, events.uprobe(fd, offset, at_return))
+                    event = events.uprobe(fd, probe.offset, probe.at_return)
+                    self._attach(name, probe.program, event)
+            self._expected.update(wanted)
+            self._drop(there - set(wanted))
         except (OSError, ValueError) as error:
             self._unusable.add(inode)
             log.error("library-not-probed", path=path, why=error)
@@ -241,8 +268,8 @@ class CudaTracker:
         log.event("library-probed", path=path, inode=inode.number, probes=len(wanted))
         return inode
 
-    def _probes(self, offsets: Dict[str, int]) -> List[Tuple[str, str, int, bool]]:
-        """(name, program, offset, at return), one for each place in the file; returns first.
+    def _probes(self, inode: Inode, offsets: Dict[str, int]) -> Dict[str, Probe]:
+        """By name, one for each place in the file; returns first.
 
         An entry must never be counted whose return would not be.
         """
@@ -252,15 +279,27 @@ class CudaTracker:
                 places[offsets[function]] = programs
         if not places:
             raise ValueError("it has none of the functions of libcuda")
-        returns = [(f"{at:x}-r", end, at, True) for at, (_, end) in places.items() if end]
-        entries = [(f"{at:x}-e", entry, at, False) for at, (entry, _) in places.items()]
-        return returns + entries
+        probes = [Probe(end, at, True) for at, (_, end) in places.items() if end]
+        probes += [Probe(entry, at, False) for at, (entry, _) in places.items()]
+        return {self._name(inode.prefix) + probe.suffix: probe for probe in probes}
+
+    def _of_inode(self, inode: Inode, names: Iterable[str]) -> Set[str]:
+        prefix = self._name(inode.prefix)
+        return {name for name in names if name.startswith(prefix)}
+
+    def _drop(self, names: Set[str]) -> None:
+        self._expected -= names
+        self._attachments.drop(names)
 
     def _attach(self, name: str, program: str, event_fd: int) -> None:
         try:
-            self._attachments.attach(name, self._loader.program(program), event_fd)
+            self._attachments.attach(name, self._loader.slots.jump(program), event_fd)
         finally:
             os.close(event_fd)
 
     def _name(self, name: str) -> str:
-        return f"{self._loader.generation:016x}-{name}"
+        return f"{self._loader.slots.identity}-{name}"
+
+
+def _number(program: str) -> int:
+    return NUMBERS[program][1]

@@ -20,14 +20,17 @@ def tracepoint(event_id: int) -> int:
     return bpf.perf_event_open(attr, pid=-1, cpu=0)
 
 
-def uprobe(file_fd: int, offset: int, at_return: bool) -> int:
-    """A descriptor of a probe at ``offset`` of an open file, in every process that maps it."""
+def uprobe(file_fd: int, offset: int, at_return: bool, pid: int = -1) -> int:
+    """A descriptor of a probe at ``offset`` of an open file, in every process that maps it.
+
+    With ``pid`` in that process alone.
+    """
     attr = bytearray(_ATTR_BYTES)
     kind = int(_UPROBE_PMU.read_text())
     path = ctypes.create_string_buffer(f"/proc/self/fd/{file_fd}".encode())
     struct.pack_into("<IIQ", attr, 0, kind, _ATTR_BYTES, int(at_return) << _RETURN_BIT)
     struct.pack_into("<QQ", attr, 56, ctypes.addressof(path), offset)  # config1, config2
-    return bpf.perf_event_open(attr, pid=-1, cpu=0)
+    return bpf.perf_event_open(attr, pid=pid, cpu=0 if pid < 0 else -1)
 
 
 def supported() -> bool:

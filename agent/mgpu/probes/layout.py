@@ -21,7 +21,6 @@ PRIMARY = 5
 
 class Settings(Structure):
     _fields_ = [
-        ("generation", c_uint64),
         ("context_bytes", c_uint64),
         ("card_major", c_uint32),
         ("ctl_minor", c_uint32),
@@ -141,6 +140,15 @@ class Command(Structure):
 
 
 Layout = Union[Type[Structure], Type[c_uint32], Type[c_uint64]]
+
+
+def describe(layout: Layout) -> str:
+    """The layout in words that differ when it does."""
+    if not issubclass(layout, Structure):
+        return layout.__name__
+    fields = [(field[0], getattr(layout, field[0])) for field in layout._fields_]
+    said = " ".join(f"{name}@{place.offset}+{place.size}" for name, place in fields)
+    return f"{layout.__name__}({said})"
 
 
 class MapSpec(NamedTuple):

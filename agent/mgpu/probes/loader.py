@@ -1,17 +1,19 @@
 """The eBPF programs and maps of this node: made once, pinned, found again at every start.
 
 Everything lies under one folder of the BPF file system:
-    maps/NAME                 the maps, which outlive every program
-    programs/GENERATION/NAME  programs by the hash of what they were made of
-    links/GENERATION/NAME     what attaches them (attachments.py)
-Programs count only while settings.generation is theirs. A new generation is attached first, made
-the one that counts by one write, and the old one is taken away after that: at no moment is none
-attached, and none counts twice.
+    LAYOUT/maps/NAME                 maps and arrays of programs; they outlive every program
+    LAYOUT/programs/GENERATION/NAME  programs, by the hash of what they were made of
+    links/NAME                       what attaches to probes (attachments.py)
+LAYOUT is a hash of the layout of all maps. Programs of a new generation over the same maps take
+the place of the old ones in the arrays (slots.py). Another layout is a set of maps and attachments
+of its own beside the old one, which goes on counting and enforcing until ``retire``.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -21,63 +23,19 @@ from typing import Dict, List
 
 from mgpu import bpf, log
 from mgpu.errors import NotCapable
-from mgpu.probes import headers
-from mgpu.probes.layout import MAPS
+from mgpu.probes import headers, layout, slots
+from mgpu.probes.slots import Slots
 from mgpu.probes.tracepoints import Tracepoints
 
-# Kind of each program, in bcc's words. What they are attached to stands in cuda.py and follow.py.
+# Kind of each program, in bcc's words. What they are attached to stands in cuda.py.
 PROGRAMS: Dict[str, Dict[str, str]] = {
     "gate.c": {"mgpu_gate": "CGROUP_DEVICE"},
     "process.c": {
-        "mgpu_task_freed": "TRACEPOINT",
-        "mgpu_task_exit": "TRACEPOINT",
-        "mgpu_task_exec": "TRACEPOINT",
-        "mgpu_task_fork": "TRACEPOINT",
-        "mgpu_task_attach": "TRACEPOINT",
+        **dict.fromkeys(slots.TRACEPOINTS, "TRACEPOINT"),
         "mgpu_command": "SOCKET_FILTER",
     },
-    "cuda.c": dict.fromkeys(
-        (
-            "mgpu_alloc",
-            "mgpu_pitch",
-            "mgpu_array",
-            "mgpu_array3d",
-            "mgpu_mipmap",
-            "mgpu_alloc_end",
-            "mgpu_create",
-            "mgpu_free",
-            "mgpu_release",
-            "mgpu_free_end",
-            "mgpu_retain",
-            "mgpu_retain_end",
-            "mgpu_map",
-            "mgpu_map_end",
-            "mgpu_unmap",
-            "mgpu_unmap_end",
-        ),
-        "KPROBE",
-    ),
-    "context.c": dict.fromkeys(
-        (
-            "mgpu_ctx_push",
-            "mgpu_ctx_set",
-            "mgpu_ctx_pop",
-            "mgpu_ctx_create",
-            "mgpu_ctx_create3",
-            "mgpu_ctx_create4",
-            "mgpu_ctx_create_end",
-            "mgpu_primary",
-            "mgpu_primary_end",
-            "mgpu_ctx_destroy",
-            "mgpu_ctx_destroy_end",
-            "mgpu_primary_drop",
-            "mgpu_primary_reset",
-            "mgpu_primary_drop_end",
-            "mgpu_uuid",
-            "mgpu_uuid_end",
-        ),
-        "KPROBE",
-    ),
+    "cuda.c": dict.fromkeys(slots.PROBES[:16], "KPROBE"),
+    "context.c": dict.fromkeys(slots.PROBES[16:], "KPROBE"),
 }
 # The slowest first: sources are compiled side by side.
 ORDER = ("cuda.c", "context.c", "process.c", "gate.c")
@@ -96,20 +54,25 @@ class Loader:
         self._tracepoints = tracepoints
         self._maps: Dict[str, bpf.Map] = {}
         self._programs: Dict[str, int] = {}
-        self.generation = 0
+        self._generation = ""
+        self.slots = Slots(self._maps)
 
     def ensure(self) -> bool:
         """Make sure that maps and programs are there; whether anything had to be compiled.
 
         Raises NotCapable: no root, no BPF file system, no bcc, no headers, or a program refused.
         """
+        _lift_memlock()
         self._mount()
         flags = self._flags()
-        self.generation = self._hash(flags)
+        self._generation = self._hash(flags)
         self._open_maps()
         missing = [source for source in ORDER if not self._is_loaded(source)]
         if missing:
             self._compile(missing, flags)
+        changed = self.slots.install(self.program)
+        if changed:
+            log.event("programs-installed", programs=len(changed), generation=self._generation)
         return bool(missing)
 
     def program(self, name: str) -> int:
@@ -121,16 +84,18 @@ class Loader:
     def map(self, name: str) -> bpf.Map:
         return self._maps[name]
 
-    def retire(self) -> List[str]:
-        """Take the programs of other generations away; their names."""
-        folder = self._root / "programs"
-        old = [entry.name for entry in folder.iterdir() if entry != self._folder]
-        for name in old:
-            shutil.rmtree(folder / name)
-        return old
+    def retire(self) -> None:
+        """Take the programs of other generations and the maps of other layouts away."""
+        for entry in self._root.iterdir():
+            if entry not in (self._base, self._root / "links"):
+                shutil.rmtree(entry)
+        for entry in (self._base / "programs").iterdir():
+            if entry != self._folder:
+                shutil.rmtree(entry)
 
     def close(self) -> None:
         """Close the descriptors; what is pinned stays."""
+        self.slots.close()
         for fd in self._programs.values():
             os.close(fd)
         for held in self._maps.values():
@@ -145,8 +110,12 @@ class Loader:
             shutil.rmtree(self._root)
 
     @property
+    def _base(self) -> Path:
+        return self._root / _layout_hash()
+
+    @property
     def _folder(self) -> Path:
-        return self._root / "programs" / f"{self.generation:016x}"
+        return self._base / "programs" / self._generation
 
     def _mount(self) -> None:
         if os.geteuid() != 0:
@@ -156,9 +125,14 @@ class Loader:
             if not bpf.is_bpffs(base):
                 base.mkdir(parents=True, exist_ok=True)
                 bpf.mount("bpf", base)
-            for part in ("maps", "programs", "links"):
-                (self._root / part).mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            if self._root.stat().st_uid != 0:
+                raise NotCapable(
+                    f"BPF folder {self._root}", "belongs to another user than root", "remove it"
+                )
             self._root.chmod(0o700)
+            for part in (self._base / "maps", self._base / "programs", self._root / "links"):
+                part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NotCapable(
                 f"BPF file system at {base}",
@@ -167,33 +141,23 @@ class Loader:
             ) from error
 
     def _flags(self) -> List[str]:
-        defines = {"MAP_ROOT": f'"{self._root}/maps"', **self._tracepoints.offsets()}
+        defines = {"MAP_ROOT": f'"{self._base}/maps"', **self._tracepoints.offsets()}
         # A header of bcc's own redefines what some kernels' headers define too.
         return [f"-D{key}={value}" for key, value in sorted(defines.items())] + [
             "-Wno-macro-redefined",
             "-Wno-unused-function",
         ]
 
-    def _hash(self, flags: List[str]) -> int:
+    def _hash(self, flags: List[str]) -> str:
         digest = hashlib.sha256("\0".join(flags).encode())
         for path in sorted(self._source.glob("*.[ch]")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        return int.from_bytes(digest.digest()[:8], "big") or 1
+        return digest.hexdigest()[:16]
 
     def _open_maps(self) -> None:
-        """Open the pinned maps, making those that are missing. Other layouts cannot be kept."""
-        for attempt in (1, 2):
-            if self._open_existing_or_new():
-                return
-            if attempt == 1:
-                log.warning("map-layout-changed", note="counting begins anew, from NVML's figures")
-                self.teardown()
-                self._mount()
-        raise NotCapable("BPF maps", "cannot be made anew", "see the kernel's log")
-
-    def _open_existing_or_new(self) -> bool:
-        for name, spec in MAPS.items():
-            path = self._root / "maps" / name
+        """Open the pinned maps, making those that are missing."""
+        for name, spec in {**layout.MAPS, **slots.ARRAYS}.items():
+            path = self._base / "maps" / name
             if not path.exists():
                 sizes = (sizeof(spec.key), sizeof(spec.value))
                 fd = bpf.map_create(
@@ -201,16 +165,7 @@ class Loader:
                 )
                 bpf.obj_pin(fd, path)
                 os.close(fd)
-            held = bpf.Map.pinned(path)
-            self._maps[name] = held
-            now = held.info
-            if (now.key_size, now.value_size, now.max_entries) != (
-                sizeof(spec.key),
-                sizeof(spec.value),
-                spec.max_entries,
-            ):
-                return False
-        return True
+            self._maps[name] = bpf.Map.pinned(path)
 
     def _is_loaded(self, source: str) -> bool:
         return all((self._folder / name).exists() for name in PROGRAMS[source])
@@ -237,10 +192,26 @@ class Loader:
                 "folder": str(self._source),
                 "source": source,
                 "programs": PROGRAMS[source],
-                "flags": [*flags, f"-DGENERATION={self.generation}ULL"],
+                "flags": flags,
                 "target": str(self._folder),
             }
         ).encode()
+
+
+def _layout_hash() -> str:
+    """By which two versions of the agent know that their maps are the same."""
+    said = [
+        f"{name} {spec.map_type} {spec.max_entries} {spec.flags} "
+        f"{layout.describe(spec.key)} {layout.describe(spec.value)}"
+        for name, spec in sorted({**layout.MAPS, **slots.ARRAYS}.items())
+    ]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def _lift_memlock() -> None:
+    """Before kernel 5.11 maps count as locked memory; later ones do not look at this limit."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
 
 
 def _start(job: bytes, environment: Dict[str, str]) -> "subprocess.Popen[bytes]":

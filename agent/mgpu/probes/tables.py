@@ -32,9 +32,8 @@ class Tables:
     # What the agent says
 
     def set_settings(self, numbers: Numbers, context_bytes: int) -> None:
-        """The device numbers and what a context costs. Makes the loader's generation count."""
+        """The device numbers, and what a context costs."""
         wanted = layout.Settings(
-            self._loader.generation,
             context_bytes,
             numbers.card_major,
             numbers.ctl_minor,
@@ -129,9 +128,13 @@ class Tables:
             for key, held in self._entries("held", layout.Held)
         }
 
+    def unseen(self) -> Dict[ProcessShare, int]:
+        """Bytes charged beyond those counted, by process and share."""
+        return {_pair(raw): _U64.unpack(value)[0] for raw, value in self._map("unseen").items()}
+
     def usage(self) -> Dict[int, MemoryUse]:
         """The figures of every instance."""
-        unseen = {_pair(raw): _U64.unpack(value)[0] for raw, value in self._map("unseen").items()}
+        unseen = self.unseen()
         pids: Dict[int, List[PidUse]] = {}
         for raw, held in self._entries("held", layout.Held):
             pid, share_id = _pair(raw)

@@ -10,7 +10,7 @@ from mgpu.config import Config
 from mgpu.errors import NotCapable
 from mgpu.fdstore import KeeperStore, SystemdStore
 from mgpu.model import Enforcer
-from mgpu.probes import events
+from mgpu.probes import capabilities, events
 from mgpu.probes.attachments import Attachments, KeptEvents, PinnedLinks
 from mgpu.probes.cuda import LIBRARY, CudaTracker
 from mgpu.probes.libraries import host_libraries
@@ -40,7 +40,6 @@ class Tracking:
         self.tables: Optional[Tables] = None
         self.tracker: Optional[CudaTracker] = None
         self.reason: Optional[NotCapable] = None
-        self._attachments: Optional[Attachments] = None
 
     @property
     def name(self) -> str:
@@ -70,12 +69,20 @@ class Tracking:
             log.event("programs-ready", compiled=compiled)
 
     def finish(self) -> None:
-        """This generation counts now: take the others away; probe the host's own libcuda."""
+        """Everything is in the maps and attached: take what other versions left away."""
+        self._keep()
         if self.tracker is not None:
             self.tracker.finish()
-            self.tracker.keep(self._config.libcuda_paths or host_libraries())
         if self.tables is not None:
             self._loader.retire()
+
+    def mend(self) -> bool:
+        """Attach again what has gone without us; True: the processes' libraries are to be too."""
+        if self.tracker is None or not self.tracker.lost():
+            return False
+        self.tracker.start()
+        self._keep()
+        return True
 
     def gate_program(self) -> int:
         """The device gate's program. Raises NotCapable where there is none."""
@@ -100,6 +107,11 @@ class Tracking:
         self._loader.teardown()
         return found
 
+    def _keep(self) -> None:
+        """Probe the host's own libcuda, whoever uses it."""
+        if self.tracker is not None:
+            self.tracker.keep(self._config.libcuda_paths or host_libraries())
+
     def _start_tracker(self) -> None:
         if not events.supported():
             raise NotCapable(
@@ -107,22 +119,31 @@ class Tracking:
                 "this kernel has no uprobes",
                 "use one with CONFIG_UPROBE_EVENTS, or tracker = nvml",
             )
-        kept = _attachments(self._config)
+        capabilities.require_return_probes(kernel_version())
+        kept = self._attachments()
         tracker = CudaTracker(self._loader, kept, self._tracepoints, self._config.proc_root)
         tracker.start()
         self.tracker = tracker
 
-
-def _attachments(config: Config) -> Attachments:
-    wanted = config.attachments
-    if wanted == "auto":
-        wanted = "link" if kernel_version() >= LINKS_SINCE else "fds"
-    if wanted == "link":
-        return PinnedLinks(config.bpf_root / "links")
-    manager = ServiceManager()
-    if manager.stores_fds:
-        return KeptEvents(SystemdStore(manager))
-    return KeptEvents(KeeperStore(config.run_dir / KEEPER_SOCKET))
+    def _attachments(self) -> Attachments:
+        """The way to keep them. What another way still keeps goes: both would count twice."""
+        links = PinnedLinks(self._config.bpf_root / "links")
+        manager = ServiceManager()
+        systemd = SystemdStore(manager)
+        keeper = KeeperStore(self._config.run_dir / KEEPER_SOCKET)
+        wanted = self._config.attachments
+        if wanted == "auto":
+            wanted = "link" if kernel_version() >= LINKS_SINCE else "fds"
+        stored = wanted == "fds" and manager.stores_fds
+        if wanted != "link":
+            links.drop(links.names())
+        if not stored:
+            KeptEvents(systemd).drop(systemd.names())
+        if wanted == "link" or stored:
+            keeper.stop()
+        if wanted == "link":
+            return links
+        return KeptEvents(systemd if stored else keeper)
 
 
 def kernel_version() -> Tuple[int, int]:
