@@ -6,6 +6,7 @@ VENV     := $(BUILD)/venv
 BIN      := $(VENV)/bin
 DESTDIR  ?=
 PREFIX   ?= /usr
+LIB      := $(PREFIX)/lib/mgpu
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -48,12 +49,20 @@ format: deps ## let ruff format the tree
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-install: ## copy package, BPF sources, unit and default configuration below DESTDIR
-	$(PYTHON) setup.py --quiet install --root=$(or $(DESTDIR),/) --prefix=$(PREFIX) --no-compile
-	install -d $(DESTDIR)$(PREFIX)/share/mgpu/bpf $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)/etc/mgpu
+install: deps ## the agent with its Python packages, BPF sources, unit and configuration, below DESTDIR
+	install -d $(DESTDIR)$(LIB) $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/mgpu/bpf \
+	    $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)/etc/mgpu
+	$(BIN)/python -m pip install --quiet --upgrade --target $(DESTDIR)$(LIB) .
+	for name in agent:daemon cli:cli; do \
+	    sed -e 's#@LIB@#$(LIB)#' -e "s#@MODULE@#$${name#*:}#" packaging/launcher \
+	        > $(DESTDIR)$(PREFIX)/bin/mgpu-$${name%:*}; \
+	    chmod 0755 $(DESTDIR)$(PREFIX)/bin/mgpu-$${name%:*}; \
+	done
 	install -m 0644 bpf/*.c bpf/*.h $(DESTDIR)$(PREFIX)/share/mgpu/bpf/
 	install -m 0644 systemd/mgpu-agent.service $(DESTDIR)$(PREFIX)/lib/systemd/system/
-	[ -e $(DESTDIR)/etc/mgpu/agent.conf ] || install -m 0644 packaging/agent.conf $(DESTDIR)/etc/mgpu/agent.conf
+	[ -e $(DESTDIR)/etc/mgpu/agent.conf ] || \
+	    install -m 0644 packaging/agent.conf $(DESTDIR)/etc/mgpu/agent.conf
+	[ -n "$(DESTDIR)" ] || getent group mgpu >/dev/null || groupadd --system mgpu
 
 clean: ## remove what was built
 	rm -rf $(BUILD)
