@@ -1,7 +1,9 @@
 /* The device gate: which NVIDIA nodes a task in a closed cgroup may open or make.
  *
  * Attached with BPF_F_ALLOW_MULTI to the cgroup of every container and to the guarded subtrees. It
- * only ever takes away, and only what is NVIDIA's.
+ * only ever takes away, and only what is NVIDIA's. Who has no instance may make a node, not open it:
+ * runtimes make a container's nodes inside its cgroup before it can be bound (runc 1.1, where it is not
+ * let, bind-mounts the host's node of that name instead, which need not be there).
  */
 #include <uapi/linux/bpf.h>
 
@@ -39,7 +41,7 @@ int mgpu_gate(struct bpf_cgroup_dev_ctx *ctx)
 		return 1;
 	container = mgpu_whose();
 	if (!container)
-		return 0;
+		return ctx->access_type >> 16 == BPF_DEVCG_ACC_MKNOD;
 	if (major == now->card_major && minor == now->ctl_minor)
 		return 1;
 	if (major == now->uvm_major && minor == now->uvm_minor)

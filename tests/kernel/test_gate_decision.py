@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import gate_programs
@@ -132,6 +133,35 @@ def test_in_a_guarded_subtree_only_the_bound_open_theirs(v2, make, gate, bind, n
     # Its own program taken away by another manager: the guard still decides.
     gate.detach(bound.unified)
     assert _opened(v2, bound, numbers, dev) == [ENXIO, EPERM, EPERM, ENXIO, EPERM]
+    gate.unguard()
+
+
+def _make_node_in(v2, cgroup, path, number):
+    """The errno of making a node, which is all that the process in ``cgroup`` does."""
+    pid = os.fork()
+    if pid == 0:
+        answer = 255
+        try:
+            v2.add(cgroup, os.getpid())
+            os.mknod(str(path), stat.S_IFCHR | 0o600, number)
+            answer = 0
+        except OSError as error:
+            answer = error.errno
+        finally:
+            os._exit(answer)
+    return os.waitpid(pid, 0)[1] >> 8
+
+
+def test_nodes_are_made_before_the_bind_and_only_own_ones_after(v2, make, gate, bind, numbers, dev):
+    """A runtime makes a container's nodes in its cgroup before anybody can bind it."""
+    guarded = make("making")
+    gate.guard([guarded.unified])
+    wanted = [os.makedev(numbers.card_major, minor) for minor in (0, 1)]
+    made = [_make_node_in(v2, guarded, dev / f"before-{n}", n) for n in wanted]
+    assert made == [0, 0]
+    assert _opened(v2, guarded, numbers, dev) == [EPERM] * 5
+    bind(guarded, 8, "GPU-a")
+    assert [_make_node_in(v2, guarded, dev / f"after-{n}", n) for n in wanted] == [0, EPERM]
     gate.unguard()
 
 
