@@ -18,8 +18,10 @@
 
 /* ---- allocating --------------------------------------------------------------------------- */
 
-static __always_inline int enter(__u64 bytes, __u64 out, __u64 argument, __u64 extra)
+/* On the card of the current context. NULL: nothing to count. */
+static __always_inline struct mgpu_call *enter_call(__u64 bytes, __u64 out)
 {
+	__u64 handle = current_context();
 	struct mgpu_bound *container;
 	struct mgpu_call *call = begin(&container);
 	struct mgpu_object *context;
@@ -28,25 +30,43 @@ static __always_inline int enter(__u64 bytes, __u64 out, __u64 argument, __u64 e
 		return 0;
 	call->kind = MGPU_MEMORY;
 	call->out = out;
-	call->argument = argument;
-	call->extra = extra;
-	call->context = current_context();
-	context = find(call->context, MGPU_CONTEXT);
+	context = find(handle, MGPU_CONTEXT);
 	if (context) {
+		call->context = handle;
 		call->stamp = context->stamp;
 		call->share_id = context->share_id;
 	} else {
-		call->context = 0;
 		call->share_id = container->cards[0].share_id;
 	}
 	call->bytes = mgpu_reserve(call->share_id, bytes) ? 0 : bytes;
+	return call;
+}
+
+static __always_inline int enter(__u64 bytes, __u64 out, __u64 argument, __u64 extra)
+{
+	struct mgpu_call *call = enter_call(bytes, out);
+
+	if (call) {
+		call->argument = argument;
+		call->extra = extra;
+	}
 	return 0;
 }
 
-/* cuMemAlloc(out, bytes), Managed, Async, FromPoolAsync */
+/* cuMemAlloc(out, bytes), Managed */
 int mgpu_alloc(struct pt_regs *ctx)
 {
 	return enter(PT_REGS_PARM2(ctx), PT_REGS_PARM1(ctx), 0, 0);
+}
+
+/* cuMemAllocAsync(out, bytes, stream), FromPoolAsync: from a pool of the device, not of a context */
+int mgpu_alloc_pool(struct pt_regs *ctx)
+{
+	struct mgpu_call *call = enter_call(PT_REGS_PARM2(ctx), PT_REGS_PARM1(ctx));
+
+	if (call)
+		call->context = 0;
+	return 0;
 }
 
 /* cuMemAllocPitch(out, pitch, width, rows, element) */
@@ -122,13 +142,15 @@ int mgpu_mipmap(struct pt_regs *ctx)
 {
 	struct array_shape shape = {};
 	__u32 levels = PT_REGS_PARM3(ctx), depth_shift;
-	__u64 elements = 0;
+	__u64 elements = 0, extents;
 
 	bpf_probe_read_user(&shape, 36, (const void *)PT_REGS_PARM2(ctx));
 	if (!is_sane(&shape))
 		return enter(0, PT_REGS_PARM1(ctx), 0, 0);
 	depth_shift = shape.flags & (ARRAY_LAYERED | ARRAY_CUBEMAP) ? 0 : 1;
-	for (int level = 0; level < MAX_MIP_LEVELS && level < levels; level++)
+	/* past the level of one element there is none, whatever was asked for */
+	extents = shape.width | shape.height | (depth_shift ? shape.depth : 0);
+	for (int level = 0; level < MAX_MIP_LEVELS && level < levels && extents >> level; level++)
 		elements += at_least_1(shape.width >> level) * at_least_1(shape.height >> level) *
 			    at_least_1(shape.depth >> (level * depth_shift));
 	return enter(elements * element_bytes(shape.format, shape.channels),

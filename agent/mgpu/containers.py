@@ -25,6 +25,13 @@ _POD = re.compile(
     r"(?:kubepods-(?:burstable-|besteffort-)?)?pod"
     r"(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?\Z"
 )
+# What runtimes and the kubelet put their containers into, and the services that they are. On hybrid
+# hosts a runtime's own cgroup holds the processes of its containers too.
+_MANAGER = re.compile(
+    r"(?:kubepods(?:-burstable|-besteffort)?(?:\.slice)?|kubelet(?:\.slice)?|burstable|besteffort|"
+    r"docker|libpod_parent|machine\.slice|mgpu|"
+    r"(?:docker|containerd|crio|cri-o|podman|kubelet|k3s|rke2-server|rke2-agent)\.service)\Z"
+)
 # kernel.pid_max is at most 2^22; a container id has 12 digits at least.
 _PID = re.compile(r"[0-9]{1,10}\Z")
 _ID = re.compile(r"[0-9a-f]{12,64}\Z")
@@ -98,9 +105,21 @@ class Containers:
         named = self._named({name: path for name, path in paths.items() if path is not None})
         if named is not None:
             return named
+        self._check_no_manager(cgroup)
         text = f"{cgroup.hierarchy}:{cgroup.path}:{cgroup.inode}"
         container_id = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         return container_id, cgroup, "", cgroup.path.rpartition("/")[2]
+
+    def _check_no_manager(self, cgroup: Cgroup) -> None:
+        """Raises BadInput where containers of a runtime are, or would be, in the cgroup."""
+        asked, remedy = f"cgroup {shown(cgroup.path)}", "give one of its containers"
+        if _MANAGER.match(cgroup.path.rpartition("/")[2]) or _pod_uid([cgroup.path[1:]]):
+            raise BadInput(asked, "it is not one container's but holds those of others", remedy)
+        tree = self._trees()[cgroup.hierarchy]
+        for path in tree.walk(cgroup.path):
+            inner = _container_id(path.rpartition("/")[2])
+            if inner:
+                raise BadInput(asked, f"container {inner[:12]} is in it", remedy)
 
     def _named(self, paths: Dict[str, str]) -> Optional[Resolved]:
         """The container that the paths name, at its own cgroup and not one within it."""

@@ -120,6 +120,9 @@ static CUresult make(struct worker *w, struct held *h)
 			return result;
 		if (pick(w, 2)) /* what dies with it */
 			cuMemAlloc(&h->address, bytes);
+		h->address = 0;
+		if (pick(w, 2)) /* what does not */
+			cuMemAllocAsync(&h->address, bytes, 0);
 		cuCtxPopCurrent(&old);
 		return CUDA_SUCCESS;
 	}
@@ -152,7 +155,9 @@ static CUresult unmake(struct held *h)
 			return result;
 		return h->handle ? cuMemRelease(h->handle) : CUDA_SUCCESS;
 	default:
-		return cuCtxDestroy((CUcontext)h->handle);
+		if ((result = cuCtxDestroy((CUcontext)h->handle)) || !h->address)
+			return result;
+		return cuMemFreeAsync(h->address, 0);
 	}
 }
 

@@ -22,13 +22,13 @@ class Outcome(NamedTuple):
     most_used_bytes: int
 
 
-def build(folder: Path) -> Path:
-    """The client, compiled against NVIDIA's header and linked with the simulated libcuda."""
-    program = folder / "operations"
+def build(folder: Path, source: Path = SOURCE) -> Path:
+    """A client, compiled against NVIDIA's header and linked with the simulated libcuda."""
+    program = folder / source.stem
     include = SIM / "include/cuda"
     command = ["gcc", "-std=gnu11", "-O2", "-Wall", "-Werror", "-pthread", f"-I{include}"]
     subprocess.run(
-        [*command, "-o", str(program), str(SOURCE), str(SIM / "libcuda.so.1")], check=True
+        [*command, "-o", str(program), str(source), str(SIM / "libcuda.so.1")], check=True
     )
     return program
 

@@ -30,10 +30,10 @@ def _calls(names: str, entry: str, end: str = "") -> Dict[str, Tuple[str, str]]:
 
 # Function of libcuda -> program at its entry, program at its return.
 CALLS: Dict[str, Tuple[str, str]] = {
+    **_calls("cuMemAlloc cuMemAlloc_v2 cuMemAllocManaged", "mgpu_alloc", "mgpu_alloc_end"),
     **_calls(
-        "cuMemAlloc cuMemAlloc_v2 cuMemAllocManaged cuMemAllocAsync cuMemAllocAsync_ptsz "
-        "cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz",
-        "mgpu_alloc",
+        "cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz",
+        "mgpu_alloc_pool",
         "mgpu_alloc_end",
     ),
     **_calls("cuMemAllocPitch cuMemAllocPitch_v2", "mgpu_pitch", "mgpu_alloc_end"),

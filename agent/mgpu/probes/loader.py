@@ -34,8 +34,8 @@ PROGRAMS: Dict[str, Dict[str, str]] = {
         **dict.fromkeys(slots.TRACEPOINTS, "TRACEPOINT"),
         "mgpu_command": "SOCKET_FILTER",
     },
-    "cuda.c": dict.fromkeys(slots.PROBES[:16], "KPROBE"),
-    "context.c": dict.fromkeys(slots.PROBES[16:], "KPROBE"),
+    "cuda.c": dict.fromkeys(slots.PROBES[:17], "KPROBE"),
+    "context.c": dict.fromkeys(slots.PROBES[17:], "KPROBE"),
 }
 # The slowest first: sources are compiled side by side.
 ORDER = ("cuda.c", "context.c", "process.c", "gate.c")

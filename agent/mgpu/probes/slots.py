@@ -26,6 +26,7 @@ _KINDS = {
 # The numbers are for ever: attachments made by other versions carry them. Append only.
 PROBES: Tuple[str, ...] = (
     "mgpu_alloc",
+    "mgpu_alloc_pool",
     "mgpu_pitch",
     "mgpu_array",
     "mgpu_array3d",
