@@ -36,6 +36,7 @@ LINK_CREATE = 28
 
 ATTACH_CGROUP_DEVICE = 6
 ATTACH_PERF_EVENT = 41
+F_ALLOW_OVERRIDE = 1
 F_ALLOW_MULTI = 2
 F_REPLACE = 4
 MAP_ANY = 0
@@ -332,6 +333,14 @@ def prog_query(cgroup_fd: int, attach_type: int) -> List[int]:
             continue
         (count,) = struct.unpack_from("<I", attr, 24)
         return list(ids[:count])
+
+
+def attach_flags(cgroup_fd: int, attach_type: int) -> int:
+    """The F_ flags that the programs of this very cgroup are attached with; 0 without any."""
+    attr = _attr("IIIIQI", cgroup_fd, attach_type, 0, 0, 0, 0, size=64)
+    _bpf(PROG_QUERY, attr)
+    (flags,) = struct.unpack_from("<I", attr, 12)
+    return int(flags)
 
 
 def link_perf_event(prog_fd: int, event_fd: int) -> int:

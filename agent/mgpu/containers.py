@@ -113,7 +113,8 @@ class Containers:
     def _check_no_manager(self, cgroup: Cgroup) -> None:
         """Raises BadInput where containers of a runtime are, or would be, in the cgroup."""
         asked, remedy = f"cgroup {shown(cgroup.path)}", "give one of its containers"
-        if _MANAGER.match(cgroup.path.rpartition("/")[2]) or _pod_uid([cgroup.path[1:]]):
+        last = cgroup.path.rpartition("/")[2]
+        if _MANAGER.match(last) or _pod_uid([last]):
             raise BadInput(asked, "it is not one container's but holds those of others", remedy)
         tree = self._trees()[cgroup.hierarchy]
         for path in tree.walk(cgroup.path):

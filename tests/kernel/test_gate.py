@@ -193,6 +193,55 @@ def test_an_exclusive_program_is_named(v2_only, group_v2, program, foreign, numb
     _detach(v2_only, group_v2.unified, foreign)
 
 
+def test_a_program_above_that_would_yield_to_ours_is_named(
+    v2_only, group_v2, program, foreign, numbers, dev
+):
+    """Attached so that any below replaces it: ours would take away what it closes."""
+    _attach(v2_only, group_v2.unified, foreign, bpf.F_ALLOW_OVERRIDE)
+    v2_only.unified.make(f"{group_v2.unified}/inner")
+    inner = v2_only.of_path(f"{group_v2.unified}/inner")
+    with pytest.raises(Conflict) as caught:
+        Gate(v2_only, lambda: program).close(inner, numbers, [0])
+    assert str(caught.value) == (
+        f"cgroup {inner.unified}: program {_id(foreign)} (sd_devices) on {group_v2.unified} is "
+        "attached with BPF_F_ALLOW_OVERRIDE: the kernel would ask it no more once ours is there; "
+        "let its owner attach it with BPF_F_ALLOW_MULTI"
+    )
+    assert gate_programs.open_in(v2_only, inner, 10, 200, dev) == errno.EPERM
+    _detach(v2_only, group_v2.unified, foreign)
+
+
+def test_what_cannot_be_guarded_keeps_nothing_else_from_it(v2_only, group_v2, program, foreign):
+    for name in ("a", "b"):
+        v2_only.unified.make(f"{group_v2.unified}/{name}")
+    _attach(v2_only, f"{group_v2.unified}/a", foreign, EXCLUSIVE)
+    gate = Gate(v2_only, lambda: program)
+    for _ in range(2):
+        gate.guard([f"{group_v2.unified}/*"])
+    a, b = (v2_only.of_path(f"{group_v2.unified}/{name}") for name in "ab")
+    assert (_ids(v2_only, a), _ids(v2_only, b)) == ([_id(foreign)], [_id(program)])
+
+
+def test_a_thousand_come_and_go_without_a_trace(v2_only, program, numbers):
+    """Half are released, half vanish with their gate."""
+    gate = Gate(v2_only, lambda: program)
+
+    def one(number):
+        group = v2_only.create(f"test-many-{os.getpid()}")
+        gate.close(group, numbers, [0])
+        if number % 2:
+            gate.open(group)
+        v2_only.remove(group)
+        gate.open(group)
+
+    one(0)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(1000):
+        one(number)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert gate._plans == {} and gate._held_paths == {}
+
+
 def test_one_taken_away_by_another_manager_is_seen(v2_only, group_v2, program, numbers):
     gate = Gate(v2_only, lambda: program)
     gate.close(group_v2, numbers, [0])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mgpu.cgroups import Cgroups, Mounts
+from mgpu.cgroups import MAX_LEVELS, Cgroups, Mounts
 from mgpu.containers import Containers, read_path
 from mgpu.errors import BadInput, NotFound
 
@@ -137,6 +137,50 @@ def test_a_cgroup_that_no_runtime_made(node, containers):
     assert len(container_id) == 64 and set(container_id) <= set("0123456789abcdef")
     assert (cgroup.unified, pod_uid, name) == ("/batch/job-7", "", "job-7")
     assert containers.resolve("42") == (container_id, cgroup, pod_uid, name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/kubepods.slice/kubepods-burstable.slice",
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice",
+        f"/kubepods/besteffort/pod{UID}",
+        "/docker",
+        "/libpod_parent",
+        "/system.slice/docker.service",
+        "/mgpu",
+    ],
+)
+def test_what_holds_the_containers_of_others(node, containers, path):
+    _make(node, path)
+    with pytest.raises(BadInput, match="not one container's but holds those of others"):
+        containers.resolve(path)
+
+
+def test_a_cgroup_with_a_container_in_it(node, containers):
+    _make(node, f"/batch/job-7/nested/libpod-{ID}")
+    with pytest.raises(BadInput, match=f"container {ID[:12]} is in it; give one of its"):
+        containers.resolve("/batch/job-7")
+    assert containers.resolve(f"/batch/job-7/nested/libpod-{ID}")[0] == ID
+
+
+def test_a_container_with_containers_in_it(node, containers):
+    _make(node, f"/docker/{ID}/docker/{OTHER}")
+    assert containers.resolve(f"/docker/{ID}")[0] == ID
+    assert containers.resolve(OTHER)[0] == OTHER
+
+
+def test_a_cgroup_that_the_programs_do_not_reach(node, containers):
+    at_limit = "/a" * MAX_LEVELS
+    _make(node, at_limit + "/b")
+    assert containers.resolve(at_limit)[3] == "a"
+    with pytest.raises(BadInput, match="more than 16 levels below the root"):
+        containers.resolve(at_limit + "/b")
+
+
+def test_levels_are_those_of_the_programs():
+    header = (Path(__file__).parents[2] / "bpf/mgpu.h").read_text()
+    assert f"#define MGPU_MAX_LEVELS {MAX_LEVELS} " in header
 
 
 def test_a_beginning_that_two_containers_share(node, containers):

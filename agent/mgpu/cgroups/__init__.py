@@ -20,6 +20,8 @@ from mgpu.units import shown
 
 UNIFIED, DEVICES, FREEZER = "unified", "devices", "freezer"
 PARENT = "/mgpu"
+# bpf/mgpu.h, MGPU_MAX_LEVELS: the programs look no deeper for whose a process is.
+MAX_LEVELS = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -113,8 +115,14 @@ class Cgroups:
         return self.at(there)
 
     def at(self, paths: Dict[str, str]) -> Cgroup:
-        """The cgroup with these paths, by hierarchy. Raises NotFound when it is not there."""
+        """The cgroup with these paths, by hierarchy. Raises NotFound, or BadInput: too deep."""
         name = UNIFIED if UNIFIED in paths else DEVICES
+        if name == UNIFIED and paths[name].count("/") > MAX_LEVELS:
+            raise BadInput(
+                f"cgroup {shown(paths[name])}",
+                f"it lies more than {MAX_LEVELS} levels below the root",
+                "choose one nearer to it",
+            )
         inode = self._trees[name].inode(paths[name])
         if inode is None:
             raise NotFound(

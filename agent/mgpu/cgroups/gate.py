@@ -12,7 +12,7 @@ import fnmatch
 import os
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
-from mgpu import bpf
+from mgpu import bpf, log
 from mgpu.cgroups import Cgroups, v1
 from mgpu.cgroups.v2 import Unified, programs_of
 from mgpu.errors import Conflict, NotCapable, NotFound
@@ -56,6 +56,7 @@ class Gate:
         self._plans: Dict[int, _Plan] = {}
         self._held_paths: Dict[int, str] = {}
         self._guarded: Set[str] = set()
+        self._unguardable: Set[str] = set()
         self._last: Optional[Numbers] = None
 
     def close(self, cgroup: Cgroup, numbers: Numbers, minors: Sequence[int]) -> None:
@@ -127,6 +128,7 @@ class Gate:
         ``globs`` are relative to the unified hierarchy; ``*`` does not match ``/``. What a former
         call guarded and these do not match is opened. Returns what is guarded now. Does nothing
         without a unified hierarchy: the v1 controller cannot close a cgroup and open one in it.
+        What another manager's program keeps from being guarded is logged, once.
         """
         tree = self._cgroups.unified
         if tree is None:
@@ -135,11 +137,19 @@ class Gate:
         for path in sorted(wanted):
             try:
                 self._attach(tree, path)
+                self._unguardable.discard(path)
             except FileNotFoundError:
                 continue
+            except Conflict as error:
+                self._warn_once(path, error)
         self._unguard(self._guarded - wanted)
         self._guarded = wanted
         return sorted(wanted)
+
+    def _warn_once(self, path: str, error: Conflict) -> None:
+        if path not in self._unguardable:
+            self._unguardable.add(path)
+            log.warning("guard-lacks", cgroup=path, why=error)
 
     def guarded(self) -> List[str]:
         """The paths that ``guard`` closed."""
@@ -189,6 +199,9 @@ class Gate:
             ours = _ours(programs_of(fd))
             others = [program_id for program_id in ours if program_id != wanted]
             if wanted not in ours:
+                above = tree.overridden_by_ours(path)
+                if above is not None:
+                    raise _overriding(tree, path, above)
                 try:
                     if others and _replace(fd, program_fd, others[0]):
                         others = others[1:]
@@ -231,6 +244,16 @@ class Gate:
                 raise
             remedy = "start the container with rules for the devices that it needs"
             raise NotCapable(asked, str(error.strerror), remedy) from None
+
+
+def _overriding(tree: Unified, path: str, above: str) -> Conflict:
+    program = tree.attached(above)[0]
+    return Conflict(
+        f"cgroup {path}",
+        f"program {program.program_id} ({program.name or 'no name'}) on {above} is attached with "
+        "BPF_F_ALLOW_OVERRIDE: the kernel would ask it no more once ours is there",
+        "let its owner attach it with BPF_F_ALLOW_MULTI",
+    )
 
 
 def _ours(programs: Sequence[bpf.ProgramInfo]) -> List[int]:

@@ -3,7 +3,7 @@
 import errno
 import os
 from contextlib import contextmanager
-from typing import Iterator, List
+from typing import Iterator, List, Optional
 
 from mgpu import bpf
 from mgpu.cgroups.tree import Tree
@@ -35,6 +35,23 @@ class Unified(Tree):
         """The device programs attached to this very cgroup, in the order they run."""
         with self.opened(path) as fd:
             return programs_of(fd)
+
+    def overridden_by_ours(self, path: str) -> Optional[str]:
+        """The cgroup whose program would stop being asked if one were attached to ``path``.
+
+        That is one above, attached with BPF_F_ALLOW_OVERRIDE: it yields to any below it, and the
+        kernel lets that happen (kernel/bpf/cgroup.c, compute_effective_progs). None: nobody's.
+        """
+        where = path
+        while True:
+            with self.opened(where) as fd:
+                if bpf.prog_query(fd, bpf.ATTACH_CGROUP_DEVICE):
+                    flags = bpf.attach_flags(fd, bpf.ATTACH_CGROUP_DEVICE)
+                    yields = where != path and flags & bpf.F_ALLOW_OVERRIDE
+                    return where if yields else None
+            if where == "/":
+                return None
+            where = where.rpartition("/")[0] or "/"
 
 
 def programs_of(cgroup_fd: int) -> List[bpf.ProgramInfo]:
