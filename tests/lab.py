@@ -21,6 +21,7 @@ BIN = ROOT / "build/venv/bin"
 SIM = ROOT / "build/sim"
 CLIENT = Path(__file__).with_name("client.py")
 MIB = 1024 * 1024
+START_TIMEOUT_S = 180  # compiling takes long where the processor is emulated
 CONTEXT_MIB = 256
 LOCK = Path(tempfile.gettempdir()) / "mgpu-lab.lock"
 
@@ -155,7 +156,7 @@ class Node:
                 stderr=log,
             )
         while not self.answers():
-            if self.agent.poll() is not None or time.monotonic() - begun > 60:
+            if self.agent.poll() is not None or time.monotonic() - begun > START_TIMEOUT_S:
                 raise LabError("the agent does not start:\n" + self.log())
             time.sleep(0.02)
         return time.monotonic() - begun
