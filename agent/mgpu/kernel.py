@@ -1,7 +1,8 @@
 """What the agent has in the kernel, as one: nodes, gate, maps and probes, in the right order.
 
-The order is what counts here: limits and counters come before the gate opens a card, and the gate
-closes before they go.
+The order is what counts here: limits and counters come before the gate opens a card, and go after
+what the gate gave is taken back. The entry in the map `bound` is the last to go: by it the next run
+finds what a crash left.
 """
 
 import os
@@ -10,7 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from mgpu.cgroups import Cgroups
+from mgpu.cgroups import DEVICES, UNIFIED, Cgroups
 from mgpu.cgroups.gate import Gate
 from mgpu.config import Config
 from mgpu.errors import MgpuError, NotCapable, NotFound
@@ -100,11 +101,11 @@ class Kernel:
         if self._tracking.tables is not None:
             there |= set(self._tracking.tables.bound())
         for key in there - keys:
+            cgroup = self._bound.pop(key, None) or self._find(key)
+            if cgroup is not None:
+                self._gate.open(cgroup, self.numbers)
             if self._tracking.tables is not None:
                 self._tracking.tables.unbind(key)
-            cgroup = self._bound.pop(key, None)
-            if cgroup is not None:
-                self._gate.open(cgroup)
         if self._tracking.tables is not None:
             for share_id in set(self._tracking.tables.share_ids()) - shares:
                 self._tracking.tables.remove_share(share_id)
@@ -255,6 +256,11 @@ class Kernel:
         if self._by_cgroup_id(cgroup):
             return cgroup.inode
         return cgroup.inode | self._devices_hierarchy() << ROOT_SHIFT
+
+    def _find(self, key: int) -> Optional[Cgroup]:
+        """The cgroup with this key in the map `bound`, which a former run put there."""
+        inode, hierarchy = key & ((1 << ROOT_SHIFT) - 1), DEVICES if key >> ROOT_SHIFT else UNIFIED
+        return self._cgroups.find(hierarchy, inode)
 
     def _devices_hierarchy(self) -> int:
         for line in (self._proc_root / "cgroups").read_text().splitlines():

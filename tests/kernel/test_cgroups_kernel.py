@@ -70,6 +70,12 @@ def test_the_full_path_names_it_too(every, group):
             assert every.of_path(str(tree.directory(group.path))) == group
 
 
+def test_found_again_by_its_inode(every, group):
+    assert every.find(group.hierarchy, group.inode) == group
+    assert every.find(group.hierarchy, group.inode + (1 << 40)) is None
+    assert every.find("elsewhere", group.inode) is None
+
+
 def test_members_of_cgroups_inside(every, group, sleeper):
     tree = every.unified or every.devices
     inner = f"{group.path}/a/b"

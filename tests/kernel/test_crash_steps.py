@@ -149,6 +149,30 @@ def test_release(node, step):
         cgroup.rmdir()
 
 
+@pytest.mark.parametrize("step", RELEASE_STEPS, ids=lambda s: ":".join(s).replace("mgpu.", ""))
+def test_release_of_a_v1_cgroup_takes_the_cards_away(node, devices_v1, step):
+    """Such a one denies all but what its runtime, and the agent, allowed it."""
+    tree, path = devices_v1.devices, f"/{node.folder.name}"
+    tree.make(path)
+    try:
+        for verb, rule in (("deny", "a *:* rwm"), ("allow", "c *:* m"), ("allow", "c 1:3 rwm")):
+            (tree.directory(path) / f"devices.{verb}").write_text(rule)
+        before = tree.rules(path)
+        armed = start_crashing(node, step)
+        bound = node.cli("bind", path, "--core", "10", "--memory", "512", "-o", "json")
+        assert len(tree.rules(path)) == len(before) + 3
+        armed.touch()
+        node.cli("release", json.loads(bound.stdout)["id"], check=False)
+        died(node)
+        armed.unlink()
+        node.start_agent()
+        for row in node.containers():
+            node.cli("release", row["container_id"])
+        assert tree.rules(path) == before
+    finally:
+        tree.remove(path)
+
+
 def test_set(node):
     cgroup = bind_cgroup(node.folder.name)
     try:

@@ -130,6 +130,17 @@ class Cgroups:
             )
         return Cgroup(inode, paths.get(UNIFIED), paths.get(DEVICES), paths.get(FREEZER))
 
+    def find(self, hierarchy: str, inode: int) -> Optional[Cgroup]:
+        """The cgroup with this inode, by a walk over the whole hierarchy; None: it is gone."""
+        tree = self._trees.get(hierarchy)
+        if tree is None:
+            return None
+        for path in tree.walk("/"):
+            if tree.inode(path) == inode:
+                names = [n for n in self._trees if n != UNIFIED or hierarchy == UNIFIED]
+                return self.at({n: path for n in names if self._trees[n].inode(path) is not None})
+        return None
+
     def _relative(self, path: Path) -> str:
         """``path`` without the mount that it may begin with, the longest first."""
         mounts = sorted((t.mount for t in self._trees.values()), key=lambda m: -len(m.parts))
