@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
+from mgpu import log
 from mgpu.errors import NotCapable
 
 EXEC, EXIT, LOST = "exec", "exit", "lost"
@@ -24,6 +25,7 @@ _PROC_EVENT_EXEC = 0x00000002
 _PROC_EVENT_EXIT = 0x80000000
 _SO_ATTACH_FILTER = 26
 _ACK_WAIT_S = 2.0
+_AGAIN_S = 5.0
 _RECEIVE_BYTES = 1 << 20
 
 # Of struct nlmsghdr (16 bytes), cn_msg (20) and proc_event: what, process_pid, process_tgid.
@@ -68,15 +70,38 @@ class ProcEvents:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
+        while not self._told_until_broken():
+            log.warning("process-events-broken", note="subscribing anew")
+            self._socket.close()
+            while True:
+                if self._woken(_AGAIN_S):
+                    return
+                try:
+                    self._socket = _subscribed()
+                    break
+                except NotCapable:
+                    continue
+
+    def _told_until_broken(self) -> bool:
+        """Tell events until ``stop`` (True) or until the socket fails."""
         self._told(ProcEvent(LOST, 0))
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         poll.register(self._wake[0], select.POLLIN)
         while True:
             if self._wake[0] in [fd for fd, _ in poll.poll()]:
-                return
-            for event in _received(self._socket):
+                return True
+            try:
+                events = _received(self._socket)
+            except OSError:
+                return False
+            for event in events:
                 self._told(event)
+
+    def _woken(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._wake[0], select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
 
 def _subscribed() -> Any:

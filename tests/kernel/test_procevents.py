@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from mgpu import procevents
 from mgpu.errors import NotCapable
 from mgpu.procevents import EXEC, EXIT, LOST, ProcEvent, ProcEvents
 
@@ -60,6 +61,25 @@ def test_the_exit_of_a_thread_is_not_that_of_its_process(told):
     process.wait()
     found = _events_until(told, ProcEvent(EXIT, process.pid))
     assert ProcEvent(EXIT, os.getpid()) not in found
+
+
+def test_a_socket_that_breaks_is_made_anew(monkeypatch):
+    monkeypatch.setattr(procevents, "_AGAIN_S", 0.01)
+    events = queue.Queue()
+    source = ProcEvents(events.put)
+    try:
+        source.start()
+    except NotCapable as error:
+        pytest.skip(f"process connector: {error}")
+    assert events.get(timeout=WAIT_S) == ProcEvent(LOST, 0)
+    # Something that is no socket takes its descriptor: reading it fails.
+    with open("/dev/null") as null:
+        os.dup2(null.fileno(), source._socket.fileno())
+    assert events.get(timeout=WAIT_S) == ProcEvent(LOST, 0)
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    _events_until(events, ProcEvent(EXIT, process.pid))
+    source.stop()
 
 
 def test_it_stops_and_starts_again():
