@@ -5,9 +5,11 @@ systemd keeps what is sent to it with FDSTORE=1 and hands it back at the next st
 """
 
 import array
+import fcntl
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +23,8 @@ LISTEN_FDS_START = 3
 START_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 MESSAGE_BYTES = 65536
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit machines
 
 
 class SystemdStore:
@@ -48,6 +52,10 @@ class SystemdStore:
         self._manager.remove_fd(name)
         self._names.discard(name)
 
+    def clear(self) -> None:
+        for name in self.names():
+            self.remove(name)
+
 
 class KeeperStore:
     """The keeper process behind ``path``, started when it is not there."""
@@ -64,7 +72,16 @@ class KeeperStore:
     def remove(self, name: str) -> None:
         self._ask({"verb": "remove", "name": name})
 
-    def stop(self) -> None:
+    def is_running(self) -> bool:
+        try:
+            connection = self._connect()
+        except OSError:
+            return False
+        with connection:
+            _exchange(connection, {"verb": "names"}, [])
+        return True
+
+    def clear(self) -> None:
         """End the keeper, and with it everything it keeps; nothing happens where none runs."""
         try:
             connection = self._connect()
@@ -82,14 +99,25 @@ class KeeperStore:
             return _exchange(connection, request, fds or [])
 
     def _connect(self) -> socket.socket:
+        """Raises OSError where no keeper lives: a killed one's socket stays open for a while."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         connection.settimeout(ANSWER_TIMEOUT_S)
         try:
             connection.connect(str(self._path))
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(peer)[0] != self._living():
+                raise ConnectionRefusedError("the keeper behind this socket is dead")
         except OSError:
             connection.close()
             raise
         return connection
+
+    def _living(self) -> int:
+        """The PID of the keeper that holds the lock; 0: none. Raises OSError."""
+        with open(str(self._path) + ".lock", "rb+") as lock:
+            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = _LOCK.unpack(fcntl.fcntl(lock, fcntl.F_GETLK, asked))
+        return 0 if kind == fcntl.F_UNLCK else pid
 
     def _start(self) -> socket.socket:
         environment = dict(os.environ)

@@ -27,6 +27,9 @@ class Attachments(Protocol):
     def drop(self, names: Iterable[str]) -> None:
         """Detach; names that are not there are passed over."""
 
+    def clear(self) -> None:
+        """Detach all, and be done with this way of keeping attachments."""
+
 
 class PinnedLinks:
     """One pinned link for each probe, in ``folder``."""
@@ -51,6 +54,9 @@ class PinnedLinks:
             except FileNotFoundError:
                 continue
 
+    def clear(self) -> None:
+        self.drop(self.names())
+
 
 class FdStore(Protocol):
     """Keeps descriptors while the agent is away: fdstore.py."""
@@ -58,6 +64,7 @@ class FdStore(Protocol):
     def names(self) -> Set[str]: ...
     def store(self, name: str, fd: int) -> None: ...
     def remove(self, name: str) -> None: ...
+    def clear(self) -> None: ...
 
 
 class KeptEvents:
@@ -76,3 +83,6 @@ class KeptEvents:
     def drop(self, names: Iterable[str]) -> None:
         for name in names:
             self._store.remove(name)
+
+    def clear(self) -> None:
+        self._store.clear()

@@ -123,6 +123,7 @@ class CudaTracker:
         self._complete: Set[Inode] = set()
         self._unusable: Set[Inode] = set()
         self._expected: Set[str] = set()
+        self._renewing = False
 
     def start(self) -> None:
         """Attach the tracepoints."""
@@ -130,28 +131,34 @@ class CudaTracker:
         for tracepoint, program in TRACEPOINTS.items():
             event_id = self._tracepoints.event_id(tracepoint)
             name = self._name(f"t-{tracepoint.replace('/', '-')}-{_number(program)}")
+            self._expected.add(name)
             if name not in there:
                 self._attach(name, program, events.tracepoint(event_id))
-            self._expected.add(name)
 
     def finish(self) -> None:
         """Take away what leads to other maps than ours (loader.py: another layout)."""
         ours = self._name("")
         self._attachments.drop([n for n in self._attachments.names() if not n.startswith(ours)])
+        self._renewing = False
 
     def lost(self) -> bool:
-        """Whether attachments have gone without us; then everything is to be attached anew.
-
-        The keeper may have been killed, or a pin removed: ``start``, ``keep`` and ``sync`` make
-        good what is missing.
-        """
+        """Whether attachments have gone without us: the keeper was killed, a pin removed."""
         missing = self._expected - self._attachments.names()
-        if missing:
+        if missing and not self._renewing:
             log.error("attachments-lost", count=len(missing))
-            with self._lock:
-                self._expected.clear()
-                self._complete.clear()
-        return bool(missing)
+        return bool(missing) or self._renewing
+
+    def renew(self) -> None:
+        """Cut off what is attached and begin anew; ``keep``, ``sync`` and ``finish`` follow.
+
+        What the kernel still has of a killed keeper goes slowly, and would count beside the new.
+        """
+        with self._lock:
+            self._renewing = True
+            self._loader.renew_slots()
+            self._expected.clear()
+            self._complete.clear()
+        self.start()
 
     def keep(self, paths: Iterable[Path]) -> None:
         """Attach to these libraries and stay, whoever maps them; to others no longer for that."""
@@ -254,19 +261,27 @@ class CudaTracker:
         there = self._of_inode(inode, self._attachments.names())
         try:
             wanted = self._probes(inode, function_offsets(Path(f"/proc/self/fd/{fd}")))
-            for name, probe in wanted.items():
-                if name not in there:
-                    event = events.uprobe(fd, probe.offset, probe.at_return)
-                    self._attach(name, probe.program, event)
-            self._expected.update(wanted)
-            self._drop(there - set(wanted))
         except (OSError, ValueError) as error:
-            self._unusable.add(inode)
-            log.error("library-not-probed", path=path, why=error)
-            return None
+            return self._give_up(inode, path, error)
+        self._expected.update(wanted)
+        for name in [name for name in wanted if name not in there]:
+            probe = wanted[name]
+            try:
+                event = events.uprobe(fd, probe.offset, probe.at_return)
+            except OSError as error:
+                return self._give_up(inode, path, error)
+            self._attach(name, probe.program, event)
+        self._drop(there - set(wanted))
         self._complete.add(inode)
         log.event("library-probed", path=path, inode=inode.number, probes=len(wanted))
         return inode
+
+    def _give_up(self, inode: Inode, path: Path, why: Exception) -> Optional[Inode]:
+        """This file cannot be probed; half a set of probes would count wrongly."""
+        self._unusable.add(inode)
+        self._drop(self._of_inode(inode, self._expected | self._attachments.names()))
+        log.error("library-not-probed", path=path, why=why)
+        return None
 
     def _probes(self, inode: Inode, offsets: Dict[str, int]) -> Dict[str, Probe]:
         """By name, one for each place in the file; returns first.

@@ -75,6 +75,15 @@ class Loader:
             log.event("programs-installed", programs=len(changed), generation=self._generation)
         return bool(missing)
 
+    def renew_slots(self) -> None:
+        """Cut off everything that is attached: it leads nowhere, and is to be attached anew."""
+        for name in slots.ARRAYS:
+            self._maps.pop(name).close()
+            (self._base / "maps" / name).unlink()
+        self.slots.close()
+        self._open_maps()
+        self.slots.install(self.program)
+
     def program(self, name: str) -> int:
         """The descriptor of a program of this generation; the loader's own, do not close it."""
         if name not in self._programs:
@@ -165,7 +174,8 @@ class Loader:
                 )
                 bpf.obj_pin(fd, path)
                 os.close(fd)
-            self._maps[name] = bpf.Map.pinned(path)
+            if name not in self._maps:
+                self._maps[name] = bpf.Map.pinned(path)
 
     def _is_loaded(self, source: str) -> bool:
         return all((self._folder / name).exists() for name in PROGRAMS[source])

@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from mgpu import log
 from mgpu.config import Config
@@ -40,6 +40,7 @@ class Tracking:
         self.tables: Optional[Tables] = None
         self.tracker: Optional[CudaTracker] = None
         self.reason: Optional[NotCapable] = None
+        self._obsolete: List[Attachments] = []
 
     @property
     def name(self) -> str:
@@ -73,6 +74,9 @@ class Tracking:
         self._keep()
         if self.tracker is not None:
             self.tracker.finish()
+        for way in self._obsolete:
+            way.clear()
+        self._obsolete = []
         if self.tables is not None:
             self._loader.retire()
 
@@ -80,8 +84,9 @@ class Tracking:
         """Attach again what has gone without us; True: the processes' libraries are to be too."""
         if self.tracker is None or not self.tracker.lost():
             return False
-        self.tracker.start()
+        self.tracker.renew()
         self._keep()
+        self.tracker.finish()
         return True
 
     def gate_program(self) -> int:
@@ -103,7 +108,7 @@ class Tracking:
         root = self._config.bpf_root
         if root.is_dir():
             found.append(f"programs and maps in {root}")
-        KeeperStore(self._config.run_dir / KEEPER_SOCKET).stop()
+        KeeperStore(self._config.run_dir / KEEPER_SOCKET).clear()
         self._loader.teardown()
         return found
 
@@ -120,30 +125,32 @@ class Tracking:
                 "use one with CONFIG_UPROBE_EVENTS, or tracker = nvml",
             )
         capabilities.require_return_probes(kernel_version())
-        kept = self._attachments()
+        kept, others = self._attachments()
         tracker = CudaTracker(self._loader, kept, self._tracepoints, self._config.proc_root)
-        tracker.start()
+        if any(other.names() for other in others):
+            log.warning("attachments-moved", note="counting pauses until all are attached anew")
+            tracker.renew()
+            self._obsolete = others
+        else:
+            tracker.start()
         self.tracker = tracker
 
-    def _attachments(self) -> Attachments:
-        """The way to keep them. What another way still keeps goes: both would count twice."""
-        links = PinnedLinks(self._config.bpf_root / "links")
+    def _attachments(self) -> Tuple[Attachments, List[Attachments]]:
+        """The way to keep attachments, and the other ways, which an earlier agent may have used."""
         manager = ServiceManager()
-        systemd = SystemdStore(manager)
+        links = PinnedLinks(self._config.bpf_root / "links")
+        systemd = KeptEvents(SystemdStore(manager))
         keeper = KeeperStore(self._config.run_dir / KEEPER_SOCKET)
+        ways: Dict[str, Attachments] = {"link": links, "systemd": systemd}
+        if keeper.is_running():
+            ways["keeper"] = KeptEvents(keeper)
         wanted = self._config.attachments
         if wanted == "auto":
             wanted = "link" if kernel_version() >= LINKS_SINCE else "fds"
-        stored = wanted == "fds" and manager.stores_fds
-        if wanted != "link":
-            links.drop(links.names())
-        if not stored:
-            KeptEvents(systemd).drop(systemd.names())
-        if wanted == "link" or stored:
-            keeper.stop()
-        if wanted == "link":
-            return links
-        return KeptEvents(systemd if stored else keeper)
+        if wanted == "fds":
+            wanted = "systemd" if manager.stores_fds else "keeper"
+        kept = ways.pop(wanted, None) or KeptEvents(keeper)
+        return kept, list(ways.values())
 
 
 def kernel_version() -> Tuple[int, int]:
