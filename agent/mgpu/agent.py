@@ -229,11 +229,10 @@ class Agent:
         """Note whose end matters, and ask for a round. LOST: everybody may have ended."""
         if event.kind not in (EXIT, LOST):
             return
-        ours = self._kernel.watched()
-        ended = ours if event.kind == LOST else ours & {event.pid}
-        if ended:
+        lost = event.kind == LOST
+        if lost or self._kernel.is_watched(event.pid):
             with self._ended_lock:
-                self._ended |= ended
+                self._ended |= self._kernel.watched() if lost else {event.pid}
             self._wake()
 
     def _handle_ended(self) -> None:

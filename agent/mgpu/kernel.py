@@ -162,6 +162,10 @@ class Kernel:
         if self._tracking.tracker is not None:
             self._tracking.tracker.forget(gone)
 
+    def is_watched(self, pid: int) -> bool:
+        """Whether the end of this process matters; asked for every exit of the host."""
+        return pid in self._followed
+
     def watched(self) -> Set[int]:
         """The processes whose end matters."""
         return set(self._followed)
