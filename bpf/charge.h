@@ -22,6 +22,21 @@ static __always_inline __u32 mgpu_tgid(void)
 	return bpf_get_current_pid_tgid() >> 32;
 }
 
+/* Note the container's shares, so that the process's part leaves them when it dies. One may stand
+ * in the ring twice, which does no harm: a search for it would be too much for the verifier. */
+static __always_inline void mgpu_join(struct mgpu_process *process, struct mgpu_bound *container)
+{
+	for (int i = 0; i < MGPU_MAX_CARDS; i++) {
+		__u32 place = process->share_count & (MGPU_MAX_SHARES - 1);
+
+		if (i >= container->card_count)
+			break;
+		process->share_ids[place] = container->cards[i].share_id;
+		process->share_count++;
+	}
+	process->first = container->cards[0].share_id;
+}
+
 /* The running process, remembered with every share of its container from its first charge on. */
 static __always_inline struct mgpu_process *mgpu_process_of(struct mgpu_bound *container)
 {
@@ -29,14 +44,14 @@ static __always_inline struct mgpu_process *mgpu_process_of(struct mgpu_bound *c
 	struct mgpu_process *process = processes.lookup(&tgid);
 	struct mgpu_process fresh = {};
 
-	if (process)
-		return process;
-	fresh.born_ns = bpf_ktime_get_ns();
-	fresh.share_count = container->card_count;
-	for (int i = 0; i < MGPU_MAX_CARDS; i++)
-		fresh.share_ids[i] = container->cards[i].share_id;
-	processes.insert(&tgid, &fresh);
-	return processes.lookup(&tgid);
+	if (!process) {
+		fresh.born_ns = bpf_ktime_get_ns();
+		processes.insert(&tgid, &fresh);
+		process = processes.lookup(&tgid);
+	}
+	if (process && process->first != container->cards[0].share_id)
+		mgpu_join(process, container);
+	return process;
 }
 
 static __always_inline void mgpu_add(__u32 tgid, __u32 share_id, __u64 bytes)
@@ -106,7 +121,8 @@ static __always_inline void mgpu_deny(__u32 share_id, __u64 bytes, struct mgpu_l
 }
 
 /* Charge before the driver is asked. 0: charged; 1: not charged, as it is over the limit and the
- * process is being killed, or as no driver can grant it. The process must have been made known by mgpu_process_of(). */
+ * process is being killed, or as no driver can grant it. The process must have been made known by
+ * mgpu_process_of(). */
 static __always_inline int mgpu_reserve(__u32 share_id, __u64 bytes)
 {
 	struct mgpu_limit *limit = limits.lookup(&share_id);

@@ -31,7 +31,7 @@ static __always_inline struct mgpu_call *enter_call(__u64 bytes, __u64 out)
 	call->kind = MGPU_MEMORY;
 	call->out = out;
 	context = find(handle, MGPU_CONTEXT);
-	if (context) {
+	if (context && context->born_ns == call->born_ns) {
 		call->context = handle;
 		call->stamp = context->stamp;
 		call->share_id = context->share_id;
@@ -171,10 +171,13 @@ int mgpu_alloc_end(struct pt_regs *ctx)
 	}
 	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
 	if (call->argument) {
+		/* only ever upwards, and not far: another thread may write there too */
 		bpf_probe_read_user(&pitch, sizeof(pitch), (const void *)call->argument);
-		actual = pitch * call->extra;
-		mgpu_add(mgpu_tgid(), call->share_id, actual - call->bytes);
-		call->bytes = actual;
+		actual = (__u32)pitch * call->extra;
+		if (actual > call->bytes && actual <= MGPU_MOST_BYTES) {
+			mgpu_add(mgpu_tgid(), call->share_id, actual - call->bytes);
+			call->bytes = actual;
+		}
 	}
 	join_context(call);
 	store(call, handle, 1);
@@ -191,7 +194,7 @@ int mgpu_create(struct pt_regs *ctx)
 
 	bpf_probe_read_user(location, sizeof(location), properties + 8);
 	if (location[0] != LOCATION_DEVICE)
-		return 0; /* host memory */
+		return done(); /* host memory */
 	call = begin(&container);
 	if (!call)
 		return 0;

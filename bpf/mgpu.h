@@ -10,6 +10,8 @@
 #define MGPU_MAX_LEVELS 16  /* depth of a cgroup below the root that is looked at */
 #define MGPU_MAX_STACK 8    /* contexts pushed by one thread that are remembered */
 
+#define MGPU_MAX_SHARES 16  /* that one process was charged to in its life; a power of two */
+
 #define MGPU_CLOSED_MAJORS 6 /* further majors of NVIDIA's, which no container may open */
 
 #define MGPU_ENFORCE_OBSERVE 0
@@ -56,12 +58,13 @@ struct mgpu_count {
 	__u64 unrecorded; /* allocations that no map had room to remember */
 };
 
-/* processes[tgid]: the shares that a process was charged to, from its first charge on. */
+/* processes[tgid]: the shares that a process was charged to, from its first charge on. It may move
+ * from one container to another, and a container may be released and bound again around it. */
 struct mgpu_process {
 	__u64 born_ns; /* tells it from an earlier process of the same PID */
 	__u32 share_count;
-	__u32 share_ids[MGPU_MAX_CARDS];
-	__u32 pad;
+	__u32 first; /* share of the container that it was last charged in */
+	__u32 share_ids[MGPU_MAX_SHARES]; /* a ring */
 };
 
 /* held[tgid, share_id], unseen[tgid, share_id] */

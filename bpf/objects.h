@@ -84,7 +84,45 @@ static __always_inline int done(void)
 
 /* ---- objects ------------------------------------------------------------------------------ */
 
-/* Put what was allocated into `objects`; with no room it stays charged until the process ends. */
+/* Memory goes with the context that it was allocated in. */
+static __always_inline void join_context(struct mgpu_call *call)
+{
+	struct mgpu_object *context = find(call->context, MGPU_CONTEXT);
+
+	if (call->context && context && context->stamp == call->stamp)
+		__sync_fetch_and_add(&context->bytes, call->bytes);
+}
+
+/* Whether the memory was still there: its context has not been destroyed under it. */
+static __always_inline int leave_context(struct mgpu_object *object)
+{
+	struct mgpu_object *context;
+
+	if (!object->context)
+		return 1;
+	context = find(object->context, MGPU_CONTEXT);
+	if (!context || context->stamp != object->stamp)
+		return 0;
+	__sync_fetch_and_add(&context->bytes, -object->bytes);
+	return 1;
+}
+
+/* The driver gives a handle out anew: what it named before was freed by a way that no probe sees,
+ * such as the end of a context made before the probes were. */
+static __always_inline void forget(struct mgpu_object_key *key, __u64 born_ns)
+{
+	struct mgpu_object *old = objects.lookup(key);
+
+	if (!old || old->born_ns != born_ns)
+		return;
+	if (key->kind == MGPU_CONTEXT)
+		mgpu_count_context(key->tgid, old->share_id, -1);
+	if (leave_context(old))
+		mgpu_give_back(key->tgid, old->share_id, old->bytes);
+}
+
+/* Put what was allocated into `objects`. Without a handle (its place cannot be read) or with no
+ * room it stays charged until the process ends. */
 static __always_inline void store(struct mgpu_call *call, __u64 handle, __s32 references)
 {
 	struct mgpu_object_key key = {.handle = handle, .tgid = mgpu_tgid(), .kind = call->kind};
@@ -97,14 +135,17 @@ static __always_inline void store(struct mgpu_call *call, __u64 handle, __s32 re
 	object->stamp = call->stamp;
 	object->share_id = call->share_id;
 	object->references = references;
-	if (objects.update(&key, object)) {
+	if (key.kind == MGPU_MEMORY || key.kind == MGPU_CONTEXT)
+		forget(&key, call->born_ns);
+	if (!handle || objects.update(&key, object)) {
 		count = counts.lookup(&object->share_id);
 		if (count)
 			__sync_fetch_and_add(&count->unrecorded, 1);
 	}
 }
 
-/* Move an object out of the map into the call. Who deletes it has it: nobody else will. */
+/* Move an object out of the map into the call. Who deletes it has it: nobody else will. Without
+ * success the call holds no object. */
 static __always_inline int take(struct mgpu_call *call, __u64 handle, __u32 kind)
 {
 	struct mgpu_object_key key = {.handle = handle, .tgid = mgpu_tgid(), .kind = kind};
@@ -113,10 +154,11 @@ static __always_inline int take(struct mgpu_call *call, __u64 handle, __u32 kind
 	if (!object)
 		return 0;
 	call->taken = *object;
-	if (objects.delete(&key))
+	/* another thread was first, or it was left by an earlier process of this PID */
+	if (objects.delete(&key) || call->taken.born_ns != call->born_ns) {
+		call->taken.born_ns = 0;
 		return 0;
-	if (call->taken.born_ns != call->born_ns)
-		return 0; /* left by an earlier process of this PID */
+	}
 	call->kind = kind;
 	call->argument = handle;
 	call->share_id = call->taken.share_id;
@@ -155,29 +197,6 @@ static __always_inline void put_back(struct mgpu_call *call)
 	}
 	if (call->taken.born_ns)
 		objects.update(&key, &call->taken);
-}
-
-/* Memory goes with the context that it was allocated in. */
-static __always_inline void join_context(struct mgpu_call *call)
-{
-	struct mgpu_object *context = find(call->context, MGPU_CONTEXT);
-
-	if (call->context && context && context->stamp == call->stamp)
-		__sync_fetch_and_add(&context->bytes, call->bytes);
-}
-
-/* Whether the memory was still there: its context has not been destroyed under it. */
-static __always_inline int leave_context(struct mgpu_object *object)
-{
-	struct mgpu_object *context;
-
-	if (!object->context)
-		return 1;
-	context = find(object->context, MGPU_CONTEXT);
-	if (!context || context->stamp != object->stamp)
-		return 0;
-	__sync_fetch_and_add(&context->bytes, -object->bytes);
-	return 1;
 }
 
 #endif

@@ -3,13 +3,16 @@
  * A process is dropped when its main thread's task is freed: then its files, and with them the
  * driver's memory, are closed for certain (sched_process_exit comes before that). Where the agent
  * runs it asks for this earlier, when it sees a zombie.
+ *
+ * The kernel passes an event over when another BPF program, or a system call on a map, is under way
+ * on that CPU (trace_call_bpf), which an interrupt such as RCU's makes possible. So the agent sweeps,
+ * and a new task of the same number begins with nothing.
  */
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/ptrace.h>
 
-#include "charge.h"
-
 #include "calls.h"
+#include "charge.h"
 
 static __always_inline void drop_share(__u32 tgid, __u32 share_id)
 {
@@ -38,7 +41,7 @@ static __always_inline void drop_process(__u32 tgid)
 	gone = *process;
 	if (processes.delete(&tgid))
 		return; /* somebody else drops it */
-	for (int i = 0; i < MGPU_MAX_CARDS; i++) {
+	for (int i = 0; i < MGPU_MAX_SHARES; i++) {
 		if (i >= gone.share_count)
 			break;
 		drop_share(tgid, gone.share_ids[i]);
@@ -67,8 +70,8 @@ int mgpu_task_exit(void *ctx)
 	return 0;
 }
 
-/* sched_process_exec. A new program holds nothing of what the old one allocated: its descriptors and its address
- * space are gone. A thread that executes takes over its leader's PID. */
+/* sched_process_exec. A new program holds nothing of what the old one allocated: its descriptors and
+ * its address space are gone. A thread that executes takes over its leader's PID. */
 int mgpu_task_exec(void *ctx)
 {
 	__u32 tid = FIELD(ctx, __u32, EXEC_PID), old = FIELD(ctx, __u32, EXEC_OLD_PID);
@@ -88,18 +91,20 @@ int mgpu_task_exec(void *ctx)
 	return 0;
 }
 
-/* sched_process_fork: what a followed task starts, thread or process, is followed too. */
+/* sched_process_fork: what a followed task starts, thread or process, is followed too. Whatever is
+ * known under the number of the new task is of one that has ended unseen (trace_call_bpf). */
 int mgpu_task_fork(void *ctx)
 {
-	__u32 tid = bpf_get_current_pid_tgid(), child;
-	__u64 *cgroup, copy;
+	__u32 tid = bpf_get_current_pid_tgid(), child = FIELD(ctx, __u32, FORK_CHILD);
+	__u64 *cgroup = followed.lookup(&tid), copy;
 
-	cgroup = followed.lookup(&tid);
-	if (!cgroup)
-		return 0;
-	copy = *cgroup;
-	child = FIELD(ctx, __u32, FORK_CHILD);
-	followed.update(&child, &copy);
+	drop_process(child);
+	if (cgroup) {
+		copy = *cgroup;
+		followed.update(&child, &copy);
+	} else if (followed.lookup(&child)) {
+		followed.delete(&child);
+	}
 	return 0;
 }
 

@@ -91,6 +91,17 @@ def missing_for_agent():
     return ""
 
 
+def missing_for_programs():
+    """What loading and attaching the programs lacks here; empty: nothing."""
+    if not has_root():
+        return "needs root"
+    if not has_cgroup2():
+        return "cgroup2 is not mounted at or below /sys/fs/cgroup"
+    if not events.supported():
+        return "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
+    return ""
+
+
 @contextmanager
 def a_node(**keys):
     """An agent's configuration and folders; the test starts the agent itself."""

@@ -6,6 +6,7 @@ from typing import Dict, NamedTuple, Type, Union
 from mgpu import bpf
 
 MAX_CARDS = 8
+MAX_SHARES = 16
 CLOSED_MAJORS = 6
 ROOT_SHIFT = 56
 ENFORCE_OBSERVE = 0
@@ -60,8 +61,8 @@ class Process(Structure):
     _fields_ = [
         ("born_ns", c_uint64),
         ("share_count", c_uint32),
-        ("share_ids", c_uint32 * MAX_CARDS),
-        ("pad", c_uint32),
+        ("first", c_uint32),
+        ("share_ids", c_uint32 * MAX_SHARES),
     ]
 
 

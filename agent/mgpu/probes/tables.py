@@ -190,13 +190,18 @@ class Tables:
 
     def sweep_objects(self) -> int:
         """Delete what dead processes left in `objects`; how many. Slow: it reads them all."""
+        seen = [
+            (key, layout.ObjectKey.from_buffer_copy(key).tgid, value.born_ns)
+            for key, value in self._entries("objects", layout.Object)
+        ]
+        # Read after the objects: whoever owns one and is not here now has died.
         born = {
             _U32.unpack(key)[0]: process.born_ns
             for key, process in self._entries("processes", layout.Process)
         }
         swept = 0
-        for key, value in self._entries("objects", layout.Object):
-            if born.get(layout.ObjectKey.from_buffer_copy(key).tgid) != value.born_ns:
+        for key, tgid, born_ns in seen:
+            if born.get(tgid) != born_ns and self._owner_of(key) == born_ns:
                 swept += self._map("objects").delete(key)
         return swept
 
@@ -205,6 +210,11 @@ class Tables:
         return sum(count.unrecorded for count in self._counts().values())
 
     # Plumbing
+
+    def _owner_of(self, key: bytes) -> int:
+        """The stamp of the process that an object is of; 0: there is none (any more)."""
+        raw = self._map("objects").lookup(key)
+        return layout.Object.from_buffer_copy(raw).born_ns if raw else 0
 
     def _map(self, name: str) -> bpf.Map:
         return self._loader.map(name)
