@@ -143,7 +143,8 @@ class CudaTracker:
 
     def lost(self) -> bool:
         """Whether attachments have gone without us: the keeper was killed, a pin removed."""
-        missing = self._expected - self._attachments.names()
+        with self._lock:  # not while another thread is amid attaching
+            missing = self._expected - self._attachments.names()
         if missing and not self._renewing:
             log.error("attachments-lost", count=len(missing))
         return bool(missing) or self._renewing
