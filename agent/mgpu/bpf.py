@@ -28,7 +28,6 @@ PROG_ATTACH = 8
 PROG_DETACH = 9
 PROG_TEST_RUN = 10
 PROG_GET_FD_BY_ID = 13
-MAP_GET_FD_BY_ID = 14
 OBJ_GET_INFO_BY_FD = 15
 PROG_QUERY = 16
 MAP_LOOKUP_BATCH = 24
@@ -295,11 +294,6 @@ def prog_load(program_type: int, code: bytes, name: str) -> int:
 def prog_by_id(program_id: int) -> int:
     """A descriptor of a loaded program. Raises FileNotFoundError when it is gone."""
     return _bpf(PROG_GET_FD_BY_ID, _attr("III", program_id, 0, 0))
-
-
-def map_by_id(map_id: int) -> int:
-    """A descriptor of a map. Raises FileNotFoundError when it is gone."""
-    return _bpf(MAP_GET_FD_BY_ID, _attr("III", map_id, 0, 0))
 
 
 def prog_attach(

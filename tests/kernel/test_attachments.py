@@ -110,17 +110,6 @@ def test_the_keeper_is_small(node):
     assert "Threads:\t1\n" in status
 
 
-def test_a_killed_keeper_is_replaced_at_the_next_round(node, tenant):
-    assert tenant.ask("alloc", 100)["result"] == 0
-    before, pid = kept(node), keeper_pid(node)
-    os.kill(pid, signal.SIGKILL)
-    assert wait_for(lambda: keeper_pid(node) not in (0, pid) and kept(node) == before), node.log()
-    assert "attachments-lost" in node.log()
-    assert tenant.ask("alloc", 200)["result"] == 0
-    assert used_mib(node) == CONTEXT_MIB + 300
-    assert tenant.ask("alloc", 4000)["result"] == "killed"
-
-
 def test_teardown_ends_the_keeper_and_leaves_no_probe(node, tenant):
     assert tenant.ask("alloc", 100)["result"] == 0
     map_id = slots_id(node)
@@ -133,18 +122,46 @@ def test_teardown_ends_the_keeper_and_leaves_no_probe(node, tenant):
     node.start_agent()
 
 
-@pytest.fixture
-def manager(node):
-    made = ServiceManager(node.folder)
+def test_a_killed_keeper_is_replaced_at_the_next_round(node, tenant):
+    assert tenant.ask("alloc", 100)["result"] == 0
+    before, pid = kept(node), keeper_pid(node)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for(lambda: keeper_pid(node) not in (0, pid) and kept(node) == before), node.log()
+    assert "attachments-lost" in node.log()
+    assert tenant.ask("alloc", 200)["result"] == 0
+    assert used_mib(node) == CONTEXT_MIB + 300
+    assert tenant.ask("alloc", 4000)["result"] == "killed"
+
+
+def test_another_way_to_keep_attachments_takes_the_place_of_the_first(node, tenant):
+    assert tenant.ask("alloc", 100)["result"] == 0
+    there = len(kept(node))
+    node.configure(attachments="link", reconcile_interval_s=0.3)
     node.stop_agent()
-    yield made
-    node.stop_agent()
-    made.close()
-    (node.folder / "notify").unlink()
     node.start_agent()
+    assert keeper_pid(node) == 0
+    assert tenant.ask("alloc", 100)["result"] == 0
+    assert used_mib(node) == CONTEXT_MIB + 200
+    assert len(list((node.bpf_root / "links").iterdir())) == there
+    node.configure(attachments="fds", reconcile_interval_s=0.3)
+    node.stop_agent()
+    node.start_agent()
+    assert list((node.bpf_root / "links").iterdir()) == []
+    assert len(kept(node)) == there
+    assert tenant.ask("alloc", 100)["result"] == 0
+    assert used_mib(node) == CONTEXT_MIB + 300
+
+
+@pytest.fixture(scope="module")
+def manager(lab):
+    made = ServiceManager(lab.folder)
+    yield made
+    lab.stop_agent()
+    made.close()
 
 
 def test_systemd_keeps_the_descriptors(node, manager):
+    node.stop_agent()
     manager.start(node)
     assert wait_for(lambda: manager.said("READY=1") == 1, 30)
     assert keeper_pid(node) == 0, "one way to keep them, not two"
@@ -168,9 +185,11 @@ def test_systemd_keeps_the_descriptors(node, manager):
 
 
 def test_what_systemd_is_told(node, manager):
+    node.stop_agent()
+    assert wait_for(lambda: manager.messages[-1] == ["STOPPING=1"])
+    manager.messages.clear()
     manager.start(node)
     assert wait_for(lambda: manager.said("READY=1") == 1, 30)
-    assert manager.messages[0][0] == "READY=1"
     assert wait_for(lambda: manager.said("WATCHDOG=1") > 3)
     node.agent.send_signal(signal.SIGHUP)
     assert wait_for(lambda: manager.said("READY=1") == 2)
@@ -182,22 +201,5 @@ def test_what_systemd_is_told(node, manager):
     assert node.stop_agent(signal.SIGTERM) == 0
     assert wait_for(lambda: manager.said("STOPPING=1") == 1)
     assert manager.messages[-1] == ["STOPPING=1"]
-
-
-def test_another_way_to_keep_attachments_takes_the_place_of_the_first(node, tenant):
-    assert tenant.ask("alloc", 100)["result"] == 0
-    there = len(kept(node))
-    node.configure(attachments="link", reconcile_interval_s=0.3)
-    node.stop_agent()
-    node.start_agent()
-    assert keeper_pid(node) == 0
-    assert tenant.ask("alloc", 100)["result"] == 0
-    assert used_mib(node) == CONTEXT_MIB + 200
-    assert len(list((node.bpf_root / "links").iterdir())) == there
-    node.configure(attachments="fds", reconcile_interval_s=0.3)
-    node.stop_agent()
-    node.start_agent()
-    assert list((node.bpf_root / "links").iterdir()) == []
-    assert len(kept(node)) == there
-    assert tenant.ask("alloc", 100)["result"] == 0
-    assert used_mib(node) == CONTEXT_MIB + 300
+    manager.start(node)
+    assert wait_for(lambda: node.answers(), 30)
