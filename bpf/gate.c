@@ -7,6 +7,13 @@
  */
 #include <uapi/linux/bpf.h>
 
+/* Kernels before 6.1 let device programs call less than they let those that count. */
+#ifdef MGPU_GATE_NO_ANCESTORS
+#define MGPU_NO_ANCESTORS 1
+#endif
+#ifdef MGPU_GATE_NO_TASK_ID
+#define MGPU_NO_TASK_ID
+#endif
 #include "whose.h"
 
 static __always_inline int is_card(struct mgpu_bound *container, __u32 minor)

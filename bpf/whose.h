@@ -5,7 +5,8 @@
 #include "maps.h"
 
 /* Followed tasks first (cgroup v1, kernels without ancestor ids), then the task's own cgroup and
- * its ancestors. NULL: no container's. */
+ * its ancestors. NULL: no container's. Where the kernel does not tell ancestors, the agent puts the
+ * cgroups inside a container's into `bound` too. */
 static __always_inline struct mgpu_bound *mgpu_whose(void)
 {
 	struct mgpu_bound *found;

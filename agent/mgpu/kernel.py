@@ -18,6 +18,7 @@ from mgpu.errors import MgpuError, NotCapable, NotFound
 from mgpu.ledger import Ledger
 from mgpu.model import MIB, Cgroup, Container, Device, Enforcer, MemoryUse
 from mgpu.nodes import Nodes, Numbers
+from mgpu.probes import helpers
 from mgpu.probes.layout import ROOT_SHIFT
 from mgpu.probes.tracking import Tracking
 from mgpu.unseen import ProcessShare
@@ -53,6 +54,7 @@ class Kernel:
         self._proc_root = proc_root
         self._minor_of: Dict[str, int] = {}
         self._bound: Dict[int, Cgroup] = {}
+        self._inside: Dict[int, Set[int]] = {}
         self._followed: Set[int] = set()
         self._holders: OrderedDict[int, Holder] = OrderedDict()
         self.numbers: Optional[Numbers] = None
@@ -91,11 +93,15 @@ class Kernel:
         if self._tracking.tables is not None:
             enforcer = container.enforcer or config.enforce or Enforcer.KILL
             key = self._key(container.cgroup)
-            self._tracking.tables.bind(key, container, self._minor_of, enforcer)
+            self._inside[key] = self._keys_inside(container.cgroup)
+            for each in (key, *self._inside[key]):
+                self._tracking.tables.bind(each, container, self._minor_of, enforcer)
 
     def drop_strangers(self, containers: Sequence[Container]) -> None:
         """Take away what belongs to no container of the ledger."""
-        keys = {self._key(container.cgroup) for container in containers}
+        own = {self._key(container.cgroup) for container in containers}
+        self._inside = {key: inside for key, inside in self._inside.items() if key in own}
+        keys = own.union(*self._inside.values())
         shares = {i.share_id for container in containers for i in container.instances}
         there = set(self._bound)
         if self._tracking.tables is not None:
@@ -138,7 +144,7 @@ class Kernel:
         for container in containers:
             pids = self._cgroups.members(container.cgroup)
             members.update(pids)
-            if not self._by_cgroup_id(container.cgroup):
+            if not (self._by_cgroup_id(container.cgroup) and helpers.see_ancestors()):
                 self._tracking.tables.follow(self._threads(pids), self._key(container.cgroup))
         if self._tracking.tracker is not None:
             self._tracking.tracker.sync(members - self._followed)
@@ -260,6 +266,15 @@ class Kernel:
         if self._by_cgroup_id(cgroup):
             return cgroup.inode
         return cgroup.inode | self._devices_hierarchy() << ROOT_SHIFT
+
+    def _keys_inside(self, cgroup: Cgroup) -> Set[int]:
+        """The keys of the cgroups inside, where the programs do not find out by themselves.
+
+        One made since the last run opens no card until the next; its processes are followed.
+        """
+        if not self._by_cgroup_id(cgroup) or helpers.see_ancestors():
+            return set()
+        return set(self._cgroups.inodes_inside(cgroup))
 
     def _find(self, key: int) -> Optional[Cgroup]:
         """The cgroup with this key in the map `bound`, which a former run put there."""

@@ -70,6 +70,13 @@ def test_the_full_path_names_it_too(every, group):
             assert every.of_path(str(tree.directory(group.path))) == group
 
 
+def test_the_id_of_a_unified_cgroup_is_its_inode_here(unified, name):
+    made = unified.create(name)
+    assert made.inode == os.stat(str(unified.unified.directory(made.unified))).st_ino
+    assert unified.unified.inode(made.unified + "/nothing") is None
+    unified.remove(made)
+
+
 def test_found_again_by_its_inode(every, group):
     assert every.find(group.hierarchy, group.inode) == group
     assert every.find(group.hierarchy, group.inode + (1 << 40)) is None

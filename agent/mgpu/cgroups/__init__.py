@@ -161,6 +161,14 @@ class Cgroups:
         """PIDs in the cgroup and below it; none when it is gone."""
         return self._trees[cgroup.hierarchy].members(cgroup.path) if self.exists(cgroup) else []
 
+    def inodes_inside(self, cgroup: Cgroup) -> List[int]:
+        """Those of the cgroups below it, in the hierarchy that names it."""
+        if not self.exists(cgroup):
+            return []
+        tree = self._trees[cgroup.hierarchy]
+        found = [tree.inode(path) for path in tree.walk(cgroup.path) if path != cgroup.path]
+        return [inode for inode in found if inode is not None]
+
     def populated(self, cgroup: Cgroup) -> bool:
         """Whether a process is in it or below it, zombies left out."""
         if self.unified is not None and cgroup.unified is not None:

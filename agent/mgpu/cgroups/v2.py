@@ -1,16 +1,39 @@
 """The unified hierarchy: what is populated, and the device programs attached to its cgroups."""
 
+import ctypes
 import errno
 import os
+import struct
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Iterator, List, Optional
 
 from mgpu import bpf
 from mgpu.cgroups.tree import Tree
 
+_AT_FDCWD = -100
+_ID_BYTES = 8
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 class Unified(Tree):
     """cgroup v2. Attaching and querying programs needs CAP_BPF or CAP_SYS_ADMIN (kernel 4.15)."""
+
+    def __init__(self, mount: Path) -> None:
+        super().__init__(mount)
+        self._has_ids = (mount / "cgroup.procs").exists()
+
+    def inode(self, path: str) -> Optional[int]:
+        """The cgroup's id as BPF programs see it; None: not there.
+
+        That is its inode number from 5.5 on; before, the generation stands above the inode.
+        """
+        if not self._has_ids:
+            return super().inode(path)
+        try:
+            return _handle(self.directory(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def populated(self, path: str) -> bool:
         """Whether a process is in the cgroup or below it; False for one that is not there."""
@@ -52,6 +75,17 @@ class Unified(Tree):
             if where == "/":
                 return None
             where = where.rpartition("/")[0] or "/"
+
+
+def _handle(directory: Path) -> int:
+    """The handle of a file in a kernfs, which is its id. Raises OSError."""
+    handle = ctypes.create_string_buffer(struct.pack("<Ii", _ID_BYTES, 0), 8 + _ID_BYTES)
+    mount_id = ctypes.c_int()
+    where = ctypes.c_char_p(os.fsencode(directory))
+    if _libc.name_to_handle_at(_AT_FDCWD, where, handle, ctypes.byref(mount_id), 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(directory))
+    return int.from_bytes(handle.raw[8:], "little")
 
 
 def programs_of(cgroup_fd: int) -> List[bpf.ProgramInfo]:

@@ -23,7 +23,7 @@ from typing import Dict, List
 
 from mgpu import bpf, log
 from mgpu.errors import NotCapable
-from mgpu.probes import headers, layout, slots
+from mgpu.probes import headers, helpers, layout, slots
 from mgpu.probes.slots import Slots
 from mgpu.probes.tracepoints import Tracepoints
 
@@ -150,7 +150,9 @@ class Loader:
             ) from error
 
     def _flags(self) -> List[str]:
-        defines = {"MAP_ROOT": f'"{self._base}/maps"', **self._tracepoints.offsets()}
+        defines: Dict[str, object] = {"MAP_ROOT": f'"{self._base}/maps"'}
+        defines.update(self._tracepoints.offsets())
+        defines.update(helpers.defines())
         # A header of bcc's own redefines what some kernels' headers define too.
         return [f"-D{key}={value}" for key, value in sorted(defines.items())] + [
             "-Wno-macro-redefined",
