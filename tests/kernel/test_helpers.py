@@ -48,8 +48,9 @@ def node(module_node, request):
     command = [sys.executable, str(LIMITED), str(module_node.config), *request.param]
     module_node.start_agent(command)
     yield module_node
-    assert wait_for(lambda: not module_node.containers()), "a container was left bound"
+    left = not wait_for(lambda: not module_node.containers())
     module_node.stop_agent(signal.SIGKILL)
+    assert not left, "a container was left bound"
 
 
 def starts(node, cgroup):
