@@ -26,6 +26,7 @@ from mgpu import bpf
 from mgpu.errors import NotCapable
 from mgpu.probes import capabilities
 from mgpu.probes.loader import Loader
+from mgpu.probes.slots import NUMBERS
 from mgpu.probes.tracepoints import Tracepoints
 
 OPTIONS = ("--device", "0", "--core", "20", "--memory", "4096")
@@ -126,6 +127,17 @@ class Load:
         )
         self.worst_bytes = self.quiet_points = 0
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in (self.prober, *self.clients):
+            process.kill()
+            process.wait()
+        for cgroup in self.cgroups:
+            assert wait_for(lambda cgroup=cgroup: not (cgroup / "cgroup.procs").read_text())
+            cgroup.rmdir()
+
     def phase(self):
         """Wait for all clients to be quiet, compare, let them go on."""
         for client in self.clients:
@@ -153,35 +165,29 @@ class Load:
         """What the prober saw go wrong, and how often it tried."""
         self.prober.terminate()
         *wrong, rounds = self.prober.stdout.read().splitlines()
-        for process in (self.prober, *self.clients):
-            process.kill()
-            process.wait()
-        for cgroup in self.cgroups:
-            assert wait_for(lambda cgroup=cgroup: not (cgroup / "cgroup.procs").read_text())
-            cgroup.rmdir()
         return wrong, int(rounds.split()[1])
 
 
 def test_another_version_of_the_programs_takes_over_under_load(node):
-    load = Load(node)
-    load.phase()
-    old = program_ids(node, "mgpu_alloc") + program_ids(node, "mgpu_gate")
-    links = {link.name for link in (node.bpf_root / "links").iterdir()}
-    for _ in range(2):
-        node.stop_agent(signal.SIGKILL)
-        upgrade(node)
-        load.during(node.start_agent)
+    with Load(node) as load:
         load.phase()
-    line = [x for x in node.log().splitlines() if "programs-installed" in x][-1]
-    assert "programs=37" in line
-    assert {link.name for link in (node.bpf_root / "links").iterdir()} == links
-    assert all(wait_for(lambda program=program: is_gone(program)) for program in old)
-    assert len(program_ids(node, "mgpu_alloc")) == 1
-    wrong, rounds = load.end()
-    assert wrong == []
-    assert rounds > 10
-    assert load.worst_bytes == 0
-    assert load.quiet_points >= 5
+        old = program_ids(node, "mgpu_alloc") + program_ids(node, "mgpu_gate")
+        links = {link.name for link in (node.bpf_root / "links").iterdir()}
+        for _ in range(2):
+            node.stop_agent(signal.SIGKILL)
+            upgrade(node)
+            load.during(node.start_agent)
+            load.phase()
+        line = [x for x in node.log().splitlines() if "programs-installed" in x][-1]
+        assert f"programs={len(NUMBERS)}" in line
+        assert {link.name for link in (node.bpf_root / "links").iterdir()} == links
+        assert all(wait_for(lambda program=program: is_gone(program)) for program in old)
+        assert len(program_ids(node, "mgpu_alloc")) == 1
+        wrong, rounds = load.end()
+        assert wrong == []
+        assert rounds > 10
+        assert load.worst_bytes == 0
+        assert load.quiet_points >= 5
 
 
 LARGER_MAP = """
@@ -195,24 +201,27 @@ layout.MAPS.update(sizes)
 def test_another_layout_of_the_maps_takes_over_from_the_drivers_figures(node):
     tenant = Tenant(node, "one", *OPTIONS)
     assert tenant.ask("alloc", 1000)["result"] == 0
-    load = Load(node)
-    load.phase()
-    old_slots, old_layouts = slots_id(node), layouts(node)
-    node.stop_agent(signal.SIGKILL)
-    objects = node.source / "objects.h"
-    text = objects.read_text()
-    assert "ordinals, 16384" in text
-    objects.write_text(text.replace("ordinals, 16384", "ordinals, 16385"))
-    load.during(lambda: node.start_agent(patched(node, LARGER_MAP)))
-    (row,) = [row for row in node.containers() if row["name"] == "one"]
-    assert row["vmem_info"]["used_bytes"] == (CONTEXT_MIB + 1000) * MIB
-    assert [pid["unseen_bytes"] for pid in row["vmem_info"]["pids"]] == [(CONTEXT_MIB + 1000) * MIB]
-    assert len(layouts(node)) == 1
-    assert layouts(node) != old_layouts
-    assert slots_id(node) != old_slots
-    wrong, rounds = load.end()
-    assert wrong == []
-    assert rounds > 5
+    with Load(node) as load:
+        load.phase()
+        old_slots, old_layouts = slots_id(node), layouts(node)
+        node.stop_agent(signal.SIGKILL)
+        objects = node.source / "objects.h"
+        text = objects.read_text()
+        assert "ordinals, 16384" in text
+        objects.write_text(text.replace("ordinals, 16384", "ordinals, 16385"))
+        load.during(lambda: node.start_agent(patched(node, LARGER_MAP)))
+        (row,) = [row for row in node.containers() if row["name"] == "one"]
+        assert row["vmem_info"]["used_bytes"] == (CONTEXT_MIB + 1000) * MIB
+        assert [pid["unseen_bytes"] for pid in row["vmem_info"]["pids"]] == [
+            (CONTEXT_MIB + 1000) * MIB
+        ]
+        assert len(layouts(node)) == 1
+        assert layouts(node) != old_layouts
+        assert slots_id(node) != old_slots
+        wrong, rounds = load.end()
+        assert wrong == []
+        assert rounds > 5
+
     assert tenant.ask("alloc", 500)["result"] == 0
     assert tenant.ask("alloc", 2400)["result"] == "killed"
     assert tenant.process.wait(timeout=10) == KILLED
@@ -246,7 +255,7 @@ def pins():
         shutil.rmtree(root)
 
 
-def test_what_the_verifier_says_is_in_the_journal(lab, pins, tmp_path, capfd):
+def test_what_the_verifier_says_is_in_the_journal(lab, pins, tmp_path, caplog):
     if lab.agent is None:
         pytest.skip("no agent can run here")
     source = tmp_path / "bpf"
@@ -259,7 +268,7 @@ def test_what_the_verifier_says_is_in_the_journal(lab, pins, tmp_path, capfd):
         Loader(pins, source, lab.folder, Tracepoints()).ensure()
     assert "gate.c" in str(refused.value)
     assert "\n" not in str(refused.value)
-    said = capfd.readouterr().err
+    said = caplog.text + "".join(str(vars(record)) for record in caplog.records)
     assert "bpf-compile-failed" in said
     assert "invalid mem access" in said
 

@@ -2,13 +2,14 @@
 
 A library is found in /proc/PID/maps and opened through /proc/PID/map_files, so that other mount
 namespaces and files deleted meanwhile do not matter. Probes are by inode and offset: they are in
-force in every process that maps the file, now or later. When the last bound process that maps it
-has gone they are taken away.
+force in every process that maps the file, now or later. Some seconds after the last bound process
+that maps it has gone they are taken away.
 """
 
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Dict, Iterable, NamedTuple, Optional, Set, Tuple
 
@@ -21,6 +22,9 @@ from mgpu.probes.slots import NUMBERS
 from mgpu.probes.tracepoints import Tracepoints
 
 LIBRARY = re.compile(r"(^|/)libcuda\.so(\.[0-9.]+)?( \(deleted\))?$")
+# The kernel takes long to remove a probe (0.2 s each, seen on 6.18), and lets none be made
+# meanwhile (event_mutex): jobs that follow each other on one library must not wait for that.
+LINGER_S = 4.0
 _MAP_LINE = re.compile(r"([0-9a-f]+-[0-9a-f]+) (..x.) \S+ \S+ (\d+)\s+(/.*)$")
 
 
@@ -112,7 +116,10 @@ class CudaTracker:
         attachments: Attachments,
         tracepoints: Tracepoints,
         proc_root: Path = Path("/proc"),
+        linger_s: float = LINGER_S,
     ) -> None:
+        self._linger_s = linger_s
+        self._unused_since: Dict[Inode, float] = {}
         self._loader = loader
         self._attachments = attachments
         self._tracepoints = tracepoints
@@ -179,6 +186,7 @@ class CudaTracker:
                 for inode, path in self._libraries(pid).items():
                     if inode not in self._unusable and self._attach_file(path) is not None:
                         self._users.setdefault(inode, set()).add(pid)
+            self._drop_unused()
 
     def forget(self, pids: Iterable[int]) -> None:
         """These processes are gone or no container's any more."""
@@ -212,8 +220,13 @@ class CudaTracker:
             self._expected.clear()
 
     def _drop_unused(self) -> None:
-        for inode in self.inodes():
-            if not self._users.get(inode) and inode not in self._kept:
+        """Take the probes from libraries that have had no user for a while."""
+        there = self.inodes()
+        unused = {i for i in there if not self._users.get(i) and i not in self._kept}
+        now = time.monotonic()
+        self._unused_since = {i: self._unused_since.get(i, now) for i in unused}
+        for inode, since in self._unused_since.items():
+            if now - since >= self._linger_s:
                 self._users.pop(inode, None)
                 self._complete.discard(inode)
                 self._drop(self._of_inode(inode, self._attachments.names()))
@@ -244,6 +257,8 @@ class CudaTracker:
         """Attach to one library where it is not yet; None where it cannot be."""
         try:
             fd = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+        except ProcessLookupError:
+            return None  # the process that mapped it is gone
         except OSError as error:
             log.warning("library-not-readable", path=path, why=error)
             return None
