@@ -11,13 +11,14 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
+from mgpu import log
 from mgpu.cgroups import DEVICES, UNIFIED, Cgroups
 from mgpu.cgroups.gate import Gate
 from mgpu.config import Config
-from mgpu.errors import MgpuError, NotCapable, NotFound
+from mgpu.errors import Conflict, MgpuError, NotCapable, NotFound
 from mgpu.ledger import Ledger
 from mgpu.model import MIB, Cgroup, Container, Device, Enforcer, MemoryUse
-from mgpu.nodes import Nodes, Numbers
+from mgpu.nodes import Nodes, Numbers, nodes_of
 from mgpu.probes import helpers
 from mgpu.probes.layout import ROOT_SHIFT
 from mgpu.probes.tracking import Tracking
@@ -55,6 +56,8 @@ class Kernel:
         self._minor_of: Dict[str, int] = {}
         self._bound: Dict[int, Cgroup] = {}
         self._inside: Dict[int, Set[int]] = {}
+        self._cards: Sequence[Device] = ()
+        self._foreign: Set[str] = set()
         self._followed: Set[int] = set()
         self._holders: OrderedDict[int, Holder] = OrderedDict()
         self.numbers: Optional[Numbers] = None
@@ -74,7 +77,11 @@ class Kernel:
             self._tracking.tables.set_settings(self.numbers, config.context_mib * MIB)
             self._tracking.tables.set_uuids({_uuid_bytes(card.uuid): card.minor for card in cards})
         if cards:
-            self._nodes.ensure(self.numbers, cards, containers)
+            self._cards = cards
+            foreign = set(self._nodes.ensure(self.numbers, cards, containers))
+            for name in sorted(foreign - self._foreign):
+                log.warning("node-lacks", node=name, why="something else has the name")
+            self._foreign = foreign
 
     def bind(self, container: Container, config: Config) -> None:
         """The gate, then limits and the container's entry. Raises MgpuError or OSError."""
@@ -86,6 +93,7 @@ class Kernel:
         self._gate.close(container.cgroup, self.numbers, minors)
         self.limit(container, config)
         self._bound[self._key(container.cgroup)] = container.cgroup
+        self._check_nodes(container)
 
     def limit(self, container: Container, config: Config) -> None:
         """Limits and the container's entry in the maps alone. Raises MgpuError or OSError."""
@@ -239,6 +247,15 @@ class Kernel:
             self._holders[instance.share_id] = Holder(container.short_id, instance.device_index)
         while len(self._holders) > HOLDERS_REMEMBERED:
             self._holders.popitem(last=False)
+
+    def _check_nodes(self, container: Container) -> None:
+        """Raises Conflict when something that is no node of ours has the name of one of its."""
+        assert self.numbers is not None
+        names = [node.name for node in nodes_of(self.numbers, self._cards, container)]
+        taken = self._foreign.intersection(names)
+        if taken:
+            asked = f"device node {', '.join(sorted(taken))}"
+            raise Conflict(asked, "something else has the name", "move it away")
 
     def _read_numbers(self) -> Numbers:
         """The node's numbers; a simulation keeps its major over restarts."""

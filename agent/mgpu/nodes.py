@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from mgpu.errors import ConfigInvalid, Conflict, NotCapable
+from mgpu.errors import ConfigInvalid, NotCapable
 from mgpu.model import Container, Device
 
 # nv-linux.h: NV_CONTROL_DEVICE_MINOR is 255 of the cards' major, modeset's is 254; nvidia-uvm is
@@ -83,18 +83,25 @@ class _Node(NamedTuple):
 def wanted_nodes(
     numbers: Numbers, devices: Sequence[Device], containers: Sequence[Container]
 ) -> List[_Node]:
-    """The nodes that must exist, cards first. Instances of an unknown card have none."""
-    by_uuid = {device.uuid: device for device in devices}
+    """The nodes that must exist, cards first."""
     nodes = [_Node(f"mgpu{d.index}", numbers.card_major, d.minor) for d in devices]
     for container in containers:
-        for instance in container.instances:
-            device = by_uuid.get(instance.device_uuid)
-            if device is None:
-                continue
-            name = f"mgpu{device.index}inst{instance.instance_id}"
-            nodes.append(_Node(name, numbers.card_major, device.minor))
-            name = f"mgpu{device.index}ctl-{container.short_id}"
-            nodes.append(_Node(name, numbers.card_major, numbers.ctl_minor))
+        nodes += nodes_of(numbers, devices, container)
+    return nodes
+
+
+def nodes_of(numbers: Numbers, devices: Sequence[Device], container: Container) -> List[_Node]:
+    """A container's own nodes. Instances of an unknown card have none."""
+    by_uuid = {device.uuid: device for device in devices}
+    nodes = []
+    for instance in container.instances:
+        device = by_uuid.get(instance.device_uuid)
+        if device is None:
+            continue
+        name = f"mgpu{device.index}inst{instance.instance_id}"
+        nodes.append(_Node(name, numbers.card_major, device.minor))
+        name = f"mgpu{device.index}ctl-{container.short_id}"
+        nodes.append(_Node(name, numbers.card_major, numbers.ctl_minor))
     return nodes
 
 
@@ -123,19 +130,18 @@ class Nodes:
 
     def ensure(
         self, numbers: Numbers, devices: Sequence[Device], containers: Sequence[Container]
-    ) -> None:
+    ) -> List[str]:
         """Make exactly the nodes that must be, and their links; take our others away.
 
-        What is there and right stays untouched. Raises Conflict, after all else is done, when
-        something that is no device has one of the names; NotCapable without CAP_MKNOD.
+        What is there and right stays untouched. Returns the names that something else has, which
+        is no device: it stays, and there is no such node. Raises NotCapable without CAP_MKNOD.
         """
         wanted = wanted_nodes(numbers, devices, containers)
         foreign = [node.name for node in wanted if not self._make(node)]
         self._remove_others({node.name for node in wanted})
-        self._link({(node.major, node.minor): node.name for node in reversed(wanted)})
-        if foreign:
-            paths = ", ".join(str(self._dev / name) for name in foreign)
-            raise Conflict(paths, "something else has the name", "move it away")
+        made = [node for node in wanted if node.name not in foreign]
+        self._link({(node.major, node.minor): node.name for node in reversed(made)})
+        return foreign
 
     def remove_all(self) -> None:
         """Take away every node and link of ours."""

@@ -4,8 +4,8 @@ import os
 import stat
 
 import pytest
+from tests.lab import v2_mount
 
-from mgpu.errors import Conflict
 from mgpu.model import Cgroup, Container, Device, Instance
 from mgpu.nodes import Nodes, Numbers
 
@@ -98,10 +98,10 @@ def test_a_foreign_thing_under_the_name(nodes, dev, kind):
     else:
         path.symlink_to("null")
     before = path.lstat()
-    with pytest.raises(Conflict, match="mgpu0: something else has the name"):
-        nodes.ensure(NUMBERS, DEVICES, [])
+    assert nodes.ensure(NUMBERS, DEVICES, []) == ["mgpu0"]
     assert path.lstat() == before
     assert sorted(_numbers(dev)) == ["mgpu1"]  # the rest was done
+    assert _links(dev) == {"60:1": "../mgpu1"}
     nodes.remove_all()
     assert path.lstat() == before
 
@@ -124,3 +124,28 @@ def test_what_a_killed_agent_left_half_made_goes(nodes, dev):
 def test_all_lists_what_is_ours(nodes, dev):
     nodes.ensure(NUMBERS, DEVICES[:1], [])
     assert nodes.all() == [dev / "mgpu0", dev / "char/60:0"]
+
+
+def test_a_name_that_is_taken_concerns_its_container_only(node, tmp_path):
+    """The agent runs, others are bound; the bind whose node it is says what is in the way."""
+    node.configure(dev_root=tmp_path)
+    for name in ("mgpu0", "mgpu0inst1"):
+        (tmp_path / name).write_text("mine")
+    node.start_agent()
+    groups = [v2_mount() / f"{node.folder.name}-{number}" for number in range(2)]
+    try:
+        for group in groups:
+            group.mkdir()
+        options = ("--device", "0", "--core", "10", "--memory", "512")
+        node.cli("bind", f"/{groups[0].name}", *options)
+        refused = node.cli("bind", f"/{groups[1].name}", *options, check=False)
+        assert refused.returncode == 5
+        assert "device node mgpu0inst1: something else has the name; move it" in refused.stderr
+        assert [row["instance_id"] for row in node.containers()] == [0]
+        assert node.log().count("node-lacks node=mgpu0 ") == 1
+        (tmp_path / "mgpu0inst1").unlink()
+        node.cli("bind", f"/{groups[1].name}", *options)
+        assert stat.S_ISCHR((tmp_path / "mgpu0inst1").stat().st_mode)
+    finally:
+        for group in groups:
+            group.rmdir()
