@@ -123,7 +123,7 @@ class Stage:
         self.loader = Loader(self.pin_root, ROOT / "bpf", folder, tracepoints)
         self.loader.ensure()
         links = PinnedLinks(self.pin_root / "links")
-        self.tracker = CudaTracker(self.loader, links, tracepoints)
+        self.tracker = CudaTracker(self.loader, links, tracepoints, linger_s=0)
         self.tracker.start()
         self.tracker.keep([self.library])
         self.tables = Tables(self.loader)

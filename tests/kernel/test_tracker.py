@@ -235,18 +235,28 @@ def test_a_process_that_dies_while_no_agent_runs_is_not_counted(node, cgroup):
     assert other.end() == 0
 
 
+def probed(node):
+    """The inodes of the libraries that are probed."""
+    names = [link.name for link in (node.bpf_root / "links").iterdir()]
+    return {tuple(name.split("-")[2:4]) for name in names if name.split("-")[1] == "u"}
+
+
 def test_probes_go_with_the_last_process_that_needs_them(node, cgroup, tmp_path):
     folder = tmp_path / "lib"
     folder.mkdir()
     shutil.copy(SIM / "libcuda.so.1", folder)
     shutil.copy(SIM / "libnvidia-ml.so.1", folder)
-    links = node.bpf_root / "links"
-    before = {link.name for link in links.iterdir()}
+    assert wait_for(lambda: len(probed(node)) == 1, seconds=30), "the host's own is"
+    logged = node.log().count("library-probed")
     client = Client(node, cgroup, environment={"LD_LIBRARY_PATH": str(folder)})
     assert client.init == 0
-    assert wait_for(lambda: len(list(links.iterdir())) > len(before))
+    assert wait_for(lambda: node.log().count("library-probed") > logged, seconds=30)
     assert client.end() == 0
-    assert wait_for(lambda: {link.name for link in links.iterdir()} == before)
+    again = Client(node, cgroup, environment={"LD_LIBRARY_PATH": str(folder)})
+    assert again.ask("alloc", 10) == 0
+    assert used_mib(node) == CONTEXT_MIB + 10, "the probes have stayed for the next one"
+    assert again.end() == 0
+    assert wait_for(lambda: len(probed(node)) == 1, seconds=30)
 
 
 def test_two_cards_each_count_their_own(node):
