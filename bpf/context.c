@@ -324,3 +324,57 @@ int mgpu_uuid_end(struct pt_regs *ctx)
 	}
 	return done();
 }
+
+/* ---- which card a pool allocates on ------------------------------------------------------- */
+
+static __always_inline int enter_pool(__u64 out, struct location *location)
+{
+	struct mgpu_bound *container;
+	struct mgpu_call *call = begin(&container);
+
+	if (!call)
+		return 0;
+	call->kind = MGPU_POOL;
+	call->out = out;
+	call->share_id = share_of(container, location);
+	return 0;
+}
+
+/* cuMemPoolCreate(out, properties) */
+int mgpu_pool(struct pt_regs *ctx)
+{
+	struct location location = {};
+
+	bpf_probe_read_user(&location, sizeof(location), (const char *)PT_REGS_PARM2(ctx) + 8);
+	return enter_pool(PT_REGS_PARM1(ctx), &location);
+}
+
+/* cuMemGetDefaultMemPool(out, location, type), cuMemGetMemPool */
+int mgpu_pool_at(struct pt_regs *ctx)
+{
+	struct location location = {};
+
+	bpf_probe_read_user(&location, sizeof(location), (const void *)PT_REGS_PARM2(ctx));
+	return enter_pool(PT_REGS_PARM1(ctx), &location);
+}
+
+/* cuDeviceGetDefaultMemPool(out, device), cuDeviceGetMemPool */
+int mgpu_pool_of(struct pt_regs *ctx)
+{
+	struct location location = {.type = LOCATION_DEVICE, .id = PT_REGS_PARM2(ctx)};
+
+	return enter_pool(PT_REGS_PARM1(ctx), &location);
+}
+
+int mgpu_pool_end(struct pt_regs *ctx)
+{
+	struct mgpu_call *call = end();
+	__u64 handle = 0;
+
+	if (!call)
+		return 0;
+	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
+	if (!(__u32)PT_REGS_RC(ctx))
+		store(call, handle, 1);
+	return done();
+}

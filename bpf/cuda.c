@@ -12,7 +12,6 @@
 #define PITCH_BYTES 512        /* least alignment of a row; corrected by the pitch returned */
 #define MAX_MIP_LEVELS 20
 #define MAX_UNMAPPED 32        /* mappings that one cuMemUnmap may cover */
-#define LOCATION_DEVICE 1      /* CU_MEM_LOCATION_TYPE_DEVICE */
 #define ARRAY_LAYERED 1        /* CUDA_ARRAY3D_LAYERED */
 #define ARRAY_CUBEMAP 4        /* CUDA_ARRAY3D_CUBEMAP */
 
@@ -59,13 +58,39 @@ int mgpu_alloc(struct pt_regs *ctx)
 	return enter(PT_REGS_PARM2(ctx), PT_REGS_PARM1(ctx), 0, 0);
 }
 
-/* cuMemAllocAsync(out, bytes, stream), FromPoolAsync: from a pool of the device, not of a context */
-int mgpu_alloc_pool(struct pt_regs *ctx)
+static __always_inline int enter_pool(__u64 bytes, __u64 out)
 {
-	struct mgpu_call *call = enter_call(PT_REGS_PARM2(ctx), PT_REGS_PARM1(ctx));
+	struct mgpu_call *call = enter_call(bytes, out);
 
 	if (call)
 		call->context = 0;
+	return 0;
+}
+
+/* cuMemAllocAsync(out, bytes, stream): from a pool of the device, not of a context */
+int mgpu_alloc_pool(struct pt_regs *ctx)
+{
+	return enter_pool(PT_REGS_PARM2(ctx), PT_REGS_PARM1(ctx));
+}
+
+/* cuMemAllocFromPoolAsync(out, bytes, pool, stream): on the pool's card, whatever is current */
+int mgpu_alloc_from(struct pt_regs *ctx)
+{
+	struct mgpu_object *pool = find(PT_REGS_PARM3(ctx), MGPU_POOL);
+	__u64 bytes = PT_REGS_PARM2(ctx);
+	struct mgpu_bound *container;
+	struct mgpu_call *call = begin(&container);
+
+	if (!call)
+		return 0;
+	if (!pool || pool->born_ns != call->born_ns)
+		return enter_pool(bytes, PT_REGS_PARM1(ctx));
+	if (!pool->share_id)
+		return done(); /* host memory */
+	call->kind = MGPU_MEMORY;
+	call->out = PT_REGS_PARM1(ctx);
+	call->share_id = pool->share_id;
+	call->bytes = mgpu_reserve(call->share_id, bytes) ? 0 : bytes;
 	return 0;
 }
 
@@ -189,18 +214,18 @@ int mgpu_create(struct pt_regs *ctx)
 {
 	const char *properties = (const char *)PT_REGS_PARM3(ctx);
 	struct mgpu_bound *container;
-	__u32 location[2] = {};
+	struct location location = {};
 	struct mgpu_call *call;
 
-	bpf_probe_read_user(location, sizeof(location), properties + 8);
-	if (location[0] != LOCATION_DEVICE)
-		return done(); /* host memory */
+	bpf_probe_read_user(&location, sizeof(location), properties + 8);
 	call = begin(&container);
 	if (!call)
 		return 0;
 	call->kind = MGPU_PHYSICAL;
 	call->out = PT_REGS_PARM1(ctx);
-	call->share_id = share_at(container, location[1]);
+	call->share_id = share_of(container, &location);
+	if (!call->share_id)
+		return done(); /* host memory */
 	call->bytes = PT_REGS_PARM2(ctx);
 	if (mgpu_reserve(call->share_id, call->bytes))
 		call->bytes = 0;

@@ -86,6 +86,7 @@ struct mgpu_held {
 #define MGPU_MAPPING 3  /* cuMemMap: address -> handle */
 #define MGPU_CONTEXT 4  /* a context; bytes: its own and all memory that dies with it */
 #define MGPU_PRIMARY 5  /* by device ordinal: handle of the primary context, references */
+#define MGPU_POOL 6     /* share_id: of the card that it allocates on, 0 for the host's memory */
 
 struct mgpu_object_key {
 	__u64 handle;

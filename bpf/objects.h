@@ -43,6 +43,18 @@ static __always_inline __u32 share_at(struct mgpu_bound *container, __u32 ordina
 	return container->cards[0].share_id;
 }
 
+/* CUmemLocation: 0 for the host's memory, else the share on that card */
+#define LOCATION_DEVICE 1 /* CU_MEM_LOCATION_TYPE_DEVICE */
+
+struct location {
+	__u32 type, id;
+};
+
+static __always_inline __u32 share_of(struct mgpu_bound *container, struct location *location)
+{
+	return location->type == LOCATION_DEVICE ? share_at(container, location->id) : 0;
+}
+
 /* A cleared record of the call that begins. NULL: nothing to count. */
 static __always_inline struct mgpu_call *begin(struct mgpu_bound **container)
 {

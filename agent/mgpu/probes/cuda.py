@@ -35,11 +35,13 @@ def _calls(names: str, entry: str, end: str = "") -> Dict[str, Tuple[str, str]]:
 # Function of libcuda -> program at its entry, program at its return.
 CALLS: Dict[str, Tuple[str, str]] = {
     **_calls("cuMemAlloc cuMemAlloc_v2 cuMemAllocManaged", "mgpu_alloc", "mgpu_alloc_end"),
+    **_calls("cuMemAllocAsync cuMemAllocAsync_ptsz", "mgpu_alloc_pool", "mgpu_alloc_end"),
     **_calls(
-        "cuMemAllocAsync cuMemAllocAsync_ptsz cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz",
-        "mgpu_alloc_pool",
-        "mgpu_alloc_end",
+        "cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz", "mgpu_alloc_from", "mgpu_alloc_end"
     ),
+    **_calls("cuMemPoolCreate", "mgpu_pool", "mgpu_pool_end"),
+    **_calls("cuMemGetDefaultMemPool cuMemGetMemPool", "mgpu_pool_at", "mgpu_pool_end"),
+    **_calls("cuDeviceGetDefaultMemPool cuDeviceGetMemPool", "mgpu_pool_of", "mgpu_pool_end"),
     **_calls("cuMemAllocPitch cuMemAllocPitch_v2", "mgpu_pitch", "mgpu_alloc_end"),
     **_calls("cuArrayCreate cuArrayCreate_v2", "mgpu_array", "mgpu_alloc_end"),
     **_calls("cuArray3DCreate cuArray3DCreate_v2", "mgpu_array3d", "mgpu_alloc_end"),

@@ -18,6 +18,7 @@ PHYSICAL = 2
 MAPPING = 3
 CONTEXT = 4
 PRIMARY = 5
+POOL = 6
 
 
 class Settings(Structure):

@@ -34,9 +34,9 @@ PROGRAMS: Dict[str, Dict[str, str]] = {
         **dict.fromkeys(slots.TRACEPOINTS, "TRACEPOINT"),
         "mgpu_command": "SOCKET_FILTER",
     },
-    "cuda.c": dict.fromkeys(slots.PROBES[:17], "KPROBE"),
-    "context.c": dict.fromkeys(slots.PROBES[17:], "KPROBE"),
+    "cuda.c": dict.fromkeys((*slots.PROBES[:17], "mgpu_alloc_from"), "KPROBE"),
 }
+PROGRAMS["context.c"] = {name: "KPROBE" for name in slots.PROBES if name not in PROGRAMS["cuda.c"]}
 # The slowest first: sources are compiled side by side.
 ORDER = ("cuda.c", "context.c", "process.c", "gate.c")
 COMPILE_TIMEOUT_S = 120

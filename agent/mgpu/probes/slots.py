@@ -58,6 +58,11 @@ PROBES: Tuple[str, ...] = (
     "mgpu_primary_drop_end",
     "mgpu_uuid",
     "mgpu_uuid_end",
+    "mgpu_alloc_from",
+    "mgpu_pool",
+    "mgpu_pool_at",
+    "mgpu_pool_of",
+    "mgpu_pool_end",
 )
 TRACEPOINTS: Tuple[str, ...] = (
     "mgpu_task_freed",
