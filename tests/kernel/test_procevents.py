@@ -75,6 +75,7 @@ def test_a_socket_that_breaks_is_made_anew(monkeypatch):
     # Something that is no socket takes its descriptor: reading it fails.
     with open("/dev/null") as null:
         os.dup2(null.fileno(), source._socket.fileno())
+    subprocess.run(["/bin/true"], check=True)  # ends the wait that still has the old file
     assert events.get(timeout=WAIT_S) == ProcEvent(LOST, 0)
     process = subprocess.Popen(["/bin/true"])
     process.wait()
