@@ -26,7 +26,7 @@ static __always_inline __u32 mgpu_tgid(void)
  * in the ring twice, which does no harm: a search for it would be too much for the verifier. */
 static __always_inline void mgpu_join(struct mgpu_process *process, struct mgpu_bound *container)
 {
-	for (int i = 0; i < MGPU_MAX_CARDS; i++) {
+	MGPU_LOOP (int i = 0; i < MGPU_MAX_CARDS; i++) {
 		__u32 place = process->share_count & (MGPU_MAX_SHARES - 1);
 
 		if (i >= container->card_count)
@@ -54,22 +54,34 @@ static __always_inline struct mgpu_process *mgpu_process_of(struct mgpu_bound *c
 	return process;
 }
 
-static __always_inline void mgpu_add(__u32 tgid, __u32 share_id, __u64 bytes)
+/* What the running process holds of a share, from zero on. NULL: no room for one more process. */
+static __always_inline struct mgpu_held *mgpu_held_of(__u32 share_id)
 {
-	struct mgpu_held_key key = {.tgid = tgid, .share_id = share_id};
-	struct mgpu_count *count = counts.lookup(&share_id);
-	struct mgpu_held *mine = held.lookup(&key);
-	struct mgpu_held none = {};
+	struct mgpu_held_key key = {.tgid = mgpu_tgid(), .share_id = share_id};
+	struct mgpu_held *mine = held.lookup(&key), none = {};
 
-	if (!mine) {
-		held.insert(&key, &none);
-		mine = held.lookup(&key);
-	}
-	if (!mine || !count)
-		return; /* the share was released, or no room: seen by nobody, and logged as unseen */
+	if (mine)
+		return mine;
+	held.insert(&key, &none);
+	return held.lookup(&key);
+}
+
+/* Both counters; ``bytes`` may be negative. */
+static __always_inline void mgpu_change(struct mgpu_held *mine, struct mgpu_count *count, __u64 bytes)
+{
 	__sync_fetch_and_add(&mine->bytes, bytes);
 	__sync_fetch_and_add(&mine->calls, 1);
 	__sync_fetch_and_add(&count->used_bytes, bytes);
+}
+
+/* Charge what nobody can refuse any more. */
+static __always_inline void mgpu_add(__u32 share_id, __u64 bytes)
+{
+	struct mgpu_count *count = counts.lookup(&share_id);
+	struct mgpu_held *mine = mgpu_held_of(share_id);
+
+	if (mine && count)
+		mgpu_change(mine, count, bytes);
 }
 
 static __always_inline void mgpu_give_back(__u32 tgid, __u32 share_id, __u64 bytes)
@@ -80,9 +92,7 @@ static __always_inline void mgpu_give_back(__u32 tgid, __u32 share_id, __u64 byt
 
 	if (!mine || !count)
 		return; /* both went with the death of the process or with the share */
-	__sync_fetch_and_add(&mine->bytes, -bytes);
-	__sync_fetch_and_add(&mine->calls, 1);
-	__sync_fetch_and_add(&count->used_bytes, -bytes);
+	mgpu_change(mine, count, -bytes);
 }
 
 static __always_inline void mgpu_count_context(__u32 tgid, __u32 share_id, __s64 change)
@@ -94,30 +104,13 @@ static __always_inline void mgpu_count_context(__u32 tgid, __u32 share_id, __s64
 		__sync_fetch_and_add(&mine->contexts, change);
 }
 
-/* Note one allocation over the limit, as things stand without it. */
-static __always_inline void mgpu_deny(__u32 share_id, __u64 bytes, struct mgpu_limit *limit,
-				      struct mgpu_count *count, __u32 killed)
+/* Leave a record for the agent; it has figures as they were without this request. */
+static __always_inline void mgpu_record(struct mgpu_kill *record)
 {
-	struct mgpu_held_key key = {.tgid = mgpu_tgid(), .share_id = share_id};
-	struct mgpu_held *mine = held.lookup(&key);
-	struct mgpu_kill record = {};
-
-	record.at_ns = bpf_ktime_get_ns();
-	record.asked_bytes = bytes;
-	record.used_bytes = count->used_bytes + limit->unseen_bytes;
-	record.limit_bytes = limit->limit_bytes;
-	record.share_id = share_id;
-	record.tgid = key.tgid;
-	record.killed = killed;
-	if (mine) {
-		record.held_bytes = mine->bytes;
-		__sync_fetch_and_add(&mine->denials, 1);
-	}
-	bpf_get_current_comm(&record.comm, sizeof(record.comm));
-	__sync_fetch_and_add(&count->denials, 1);
-	if (killed)
-		__sync_fetch_and_add(&count->kills, 1);
-	kills.insert(&record.at_ns, &record);
+	record->at_ns = bpf_ktime_get_ns();
+	record->tgid = mgpu_tgid();
+	bpf_get_current_comm(&record->comm, sizeof(record->comm));
+	kills.insert(&record->at_ns, record);
 }
 
 /* Charge before the driver is asked. 0: charged; 1: not charged, as it is over the limit and the
@@ -127,29 +120,33 @@ static __always_inline int mgpu_reserve(__u32 share_id, __u64 bytes)
 {
 	struct mgpu_limit *limit = limits.lookup(&share_id);
 	struct mgpu_count *count = counts.lookup(&share_id);
-	__u32 tgid = mgpu_tgid();
-	__u64 used;
+	/* no card has more, and adding it could wrap the counter */
+	__u64 charged = bytes > MGPU_MOST_BYTES ? 0 : bytes, used;
+	struct mgpu_kill record = {.share_id = share_id, .asked_bytes = bytes};
+	struct mgpu_held *mine;
 
 	if (!limit || !count || !bytes)
 		return 0;
-	if (bytes > MGPU_MOST_BYTES) { /* no card has that; adding it could wrap the counter */
-		mgpu_deny(share_id, bytes, limit, count, limit->enforcer == MGPU_ENFORCE_KILL);
-		if (limit->enforcer == MGPU_ENFORCE_KILL)
-			bpf_send_signal(9);
+	mine = mgpu_held_of(share_id);
+	if (!mine)
 		return 1;
-	}
-	mgpu_add(tgid, share_id, bytes);
+	mgpu_change(mine, count, charged);
 	used = *(volatile __u64 *)&count->used_bytes + limit->unseen_bytes;
-	if (used <= limit->limit_bytes)
+	if (charged && used <= limit->limit_bytes)
 		return 0;
-	mgpu_give_back(tgid, share_id, bytes);
-	mgpu_deny(share_id, bytes, limit, count, limit->enforcer == MGPU_ENFORCE_KILL);
-	if (limit->enforcer == MGPU_ENFORCE_KILL) {
+	record.held_bytes = mine->bytes - charged;
+	record.used_bytes = used - charged;
+	record.limit_bytes = limit->limit_bytes;
+	record.killed = limit->enforcer == MGPU_ENFORCE_KILL;
+	__sync_fetch_and_add(&mine->denials, 1);
+	__sync_fetch_and_add(&count->denials, 1);
+	if (record.killed) {
+		mgpu_change(mine, count, -charged);
+		__sync_fetch_and_add(&count->kills, 1);
 		bpf_send_signal(9);
-		return 1;
 	}
-	mgpu_add(tgid, share_id, bytes);
-	return 0;
+	mgpu_record(&record);
+	return record.killed || !charged;
 }
 
 #endif

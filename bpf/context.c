@@ -131,7 +131,7 @@ int mgpu_ctx_create_end(struct pt_regs *ctx)
 		mgpu_give_back(mgpu_tgid(), call->share_id, call->bytes);
 		return done();
 	}
-	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
+	read_user(&handle, sizeof(handle), (const void *)call->out);
 	context_made(call, handle);
 	push(handle);
 	return done();
@@ -157,7 +157,7 @@ int mgpu_primary_end(struct pt_regs *ctx)
 		mgpu_give_back(key.tgid, call->share_id, call->bytes);
 		return done();
 	}
-	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
+	read_user(&handle, sizeof(handle), (const void *)call->out);
 	key.handle = call->extra;
 	there = objects.lookup(&key);
 	if (there && there->born_ns != call->born_ns) {
@@ -172,7 +172,7 @@ int mgpu_primary_end(struct pt_regs *ctx)
 		if (!objects.insert(&key, &call->taken)) {
 			if (!call->bytes) { /* the one seen at entry was released meanwhile */
 				call->bytes = now->context_bytes;
-				mgpu_add(key.tgid, call->share_id, call->bytes);
+				mgpu_add(call->share_id, call->bytes);
 			}
 			context_made(call, handle);
 			return done();
@@ -313,7 +313,7 @@ int mgpu_uuid_end(struct pt_regs *ctx)
 		return 0;
 	if ((__u32)PT_REGS_RC(ctx) || !container)
 		return done();
-	bpf_probe_read_user(&uuid, sizeof(uuid), (const void *)call->out);
+	read_user(&uuid, sizeof(uuid), (const void *)call->out);
 	key.ordinal = call->extra;
 	minor = uuids.lookup(&uuid);
 	for (int i = 0; minor && i < MGPU_MAX_CARDS; i++) {
@@ -345,7 +345,7 @@ int mgpu_pool(struct pt_regs *ctx)
 {
 	struct location location = {};
 
-	bpf_probe_read_user(&location, sizeof(location), (const char *)PT_REGS_PARM2(ctx) + 8);
+	read_user(&location, sizeof(location), (const char *)PT_REGS_PARM2(ctx) + 8);
 	return enter_pool(PT_REGS_PARM1(ctx), &location);
 }
 
@@ -354,7 +354,7 @@ int mgpu_pool_at(struct pt_regs *ctx)
 {
 	struct location location = {};
 
-	bpf_probe_read_user(&location, sizeof(location), (const void *)PT_REGS_PARM2(ctx));
+	read_user(&location, sizeof(location), (const void *)PT_REGS_PARM2(ctx));
 	return enter_pool(PT_REGS_PARM1(ctx), &location);
 }
 
@@ -373,7 +373,7 @@ int mgpu_pool_end(struct pt_regs *ctx)
 
 	if (!call)
 		return 0;
-	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
+	read_user(&handle, sizeof(handle), (const void *)call->out);
 	if (!(__u32)PT_REGS_RC(ctx))
 		store(call, handle, 1);
 	return done();

@@ -148,8 +148,8 @@ int mgpu_array(struct pt_regs *ctx)
 	struct array_shape shape = {};
 	const char *from = (const char *)PT_REGS_PARM2(ctx);
 
-	bpf_probe_read_user(&shape.width, 16, from);
-	bpf_probe_read_user(&shape.format, 8, from + 16);
+	read_user(&shape.width, 16, from);
+	read_user(&shape.format, 8, from + 16);
 	return enter(array_bytes(&shape), PT_REGS_PARM1(ctx), 0, 0);
 }
 
@@ -158,7 +158,7 @@ int mgpu_array3d(struct pt_regs *ctx)
 {
 	struct array_shape shape = {};
 
-	bpf_probe_read_user(&shape, 36, (const void *)PT_REGS_PARM2(ctx));
+	read_user(&shape, 36, (const void *)PT_REGS_PARM2(ctx));
 	return enter(array_bytes(&shape), PT_REGS_PARM1(ctx), 0, 0);
 }
 
@@ -169,13 +169,13 @@ int mgpu_mipmap(struct pt_regs *ctx)
 	__u32 levels = PT_REGS_PARM3(ctx), depth_shift;
 	__u64 elements = 0, extents;
 
-	bpf_probe_read_user(&shape, 36, (const void *)PT_REGS_PARM2(ctx));
+	read_user(&shape, 36, (const void *)PT_REGS_PARM2(ctx));
 	if (!is_sane(&shape))
 		return enter(0, PT_REGS_PARM1(ctx), 0, 0);
 	depth_shift = shape.flags & (ARRAY_LAYERED | ARRAY_CUBEMAP) ? 0 : 1;
 	/* past the level of one element there is none, whatever was asked for */
 	extents = shape.width | shape.height | (depth_shift ? shape.depth : 0);
-	for (int level = 0; level < MAX_MIP_LEVELS && level < levels && extents >> level; level++)
+	MGPU_LOOP (int level = 0; level < MAX_MIP_LEVELS && level < levels && extents >> level; level++)
 		elements += at_least_1(shape.width >> level) * at_least_1(shape.height >> level) *
 			    at_least_1(shape.depth >> (level * depth_shift));
 	return enter(elements * element_bytes(shape.format, shape.channels),
@@ -194,13 +194,13 @@ int mgpu_alloc_end(struct pt_regs *ctx)
 		mgpu_give_back(mgpu_tgid(), call->share_id, call->bytes);
 		return done();
 	}
-	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
+	read_user(&handle, sizeof(handle), (const void *)call->out);
 	if (call->argument) {
 		/* only ever upwards, and not far: another thread may write there too */
-		bpf_probe_read_user(&pitch, sizeof(pitch), (const void *)call->argument);
+		read_user(&pitch, sizeof(pitch), (const void *)call->argument);
 		actual = (__u32)pitch * call->extra;
 		if (actual > call->bytes && actual <= MGPU_MOST_BYTES) {
-			mgpu_add(mgpu_tgid(), call->share_id, actual - call->bytes);
+			mgpu_add(call->share_id, actual - call->bytes);
 			call->bytes = actual;
 		}
 	}
@@ -217,7 +217,7 @@ int mgpu_create(struct pt_regs *ctx)
 	struct location location = {};
 	struct mgpu_call *call;
 
-	bpf_probe_read_user(&location, sizeof(location), properties + 8);
+	read_user(&location, sizeof(location), properties + 8);
 	call = begin(&container);
 	if (!call)
 		return 0;
@@ -297,7 +297,7 @@ int mgpu_retain_end(struct pt_regs *ctx)
 		return 0;
 	if ((__u32)PT_REGS_RC(ctx))
 		return done();
-	bpf_probe_read_user(&handle, sizeof(handle), (const void *)call->out);
+	read_user(&handle, sizeof(handle), (const void *)call->out);
 	object = find(handle, MGPU_PHYSICAL);
 	if (object && object->born_ns == call->born_ns)
 		__sync_fetch_and_add(&object->references, 1);
@@ -360,7 +360,7 @@ int mgpu_unmap_end(struct pt_regs *ctx)
 		return done();
 	address = call->argument;
 	past = address + call->bytes;
-	for (int i = 0; i < MAX_UNMAPPED; i++) {
+	MGPU_LOOP (int i = 0; i < MAX_UNMAPPED; i++) {
 		if (address >= past || !take(call, address, MGPU_MAPPING))
 			break;
 		address += call->taken.bytes;

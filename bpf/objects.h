@@ -9,6 +9,14 @@ MGPU_MAP("hash", struct mgpu_ordinal_key, __u32, ordinals, 16384, BPF_F_NO_PREAL
 /* Never written: a record of nothing, too large for the stack of a program. */
 BPF_ARRAY(no_call, struct mgpu_call, 1);
 
+/* The one place that names this helper: for each, bcc 0.26 reads all of /proc/kallsyms (0.1 s), to
+ * see whether the kernel has it, and takes bpf_probe_read where it has not (before 5.5). What cannot
+ * be read is zero. */
+static __always_inline void read_user(void *to, __u32 bytes, const void *from)
+{
+	bpf_probe_read_user(to, bytes, from);
+}
+
 /* ---- whose, which card, which context ---------------------------------------------------- */
 
 static __always_inline __u64 current_context(void)

@@ -41,7 +41,7 @@ static __always_inline void drop_process(__u32 tgid)
 	gone = *process;
 	if (processes.delete(&tgid))
 		return; /* somebody else drops it */
-	for (int i = 0; i < MGPU_MAX_SHARES; i++) {
+	MGPU_LOOP (int i = 0; i < MGPU_MAX_SHARES; i++) {
 		if (i >= gone.share_count)
 			break;
 		drop_share(tgid, gone.share_ids[i]);

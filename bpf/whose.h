@@ -23,7 +23,7 @@ static __always_inline struct mgpu_bound *mgpu_whose(void)
 	id = bpf_get_current_cgroup_id();
 	found = bound.lookup(&id);
 #ifndef MGPU_NO_ANCESTORS
-	for (int level = 1; level <= MGPU_MAX_LEVELS; level++) {
+	MGPU_LOOP (int level = 1; level <= MGPU_MAX_LEVELS; level++) {
 		if (found)
 			break;
 		id = bpf_get_current_ancestor_cgroup_id(level);
