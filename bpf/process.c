@@ -54,11 +54,15 @@ static __always_inline void drop_process(__u32 tgid)
 /* sched_process_free */
 int mgpu_task_freed(void *ctx)
 {
-	drop_process(FIELD(ctx, __u32, FREE_PID));
+	__u32 tid = FIELD(ctx, __u32, FREE_PID);
+
+	drop_process(tid);
+	followed.delete(&tid);
 	return 0;
 }
 
-/* sched_process_exit: of one thread. What it had reserved stays charged to its process. */
+/* sched_process_exit: of one thread. What it had reserved stays charged to its process, and the
+ * main thread stays followed as long as it is a zombie: the others may be followed by it. */
 int mgpu_task_exit(void *ctx)
 {
 	__u64 id = bpf_get_current_pid_tgid();
@@ -66,7 +70,8 @@ int mgpu_task_exit(void *ctx)
 
 	calls.delete(&id);
 	threads.delete(&id);
-	followed.delete(&tid);
+	if (tid != mgpu_tgid())
+		followed.delete(&tid);
 	return 0;
 }
 
@@ -95,8 +100,8 @@ int mgpu_task_exec(void *ctx)
  * known under the number of the new task is of one that has ended unseen (trace_call_bpf). */
 int mgpu_task_fork(void *ctx)
 {
-	__u32 tid = bpf_get_current_pid_tgid(), child = FIELD(ctx, __u32, FORK_CHILD);
-	__u64 *cgroup = followed.lookup(&tid), copy;
+	__u32 child = FIELD(ctx, __u32, FORK_CHILD);
+	__u64 *cgroup = mgpu_followed(), copy;
 
 	drop_process(child);
 	if (cgroup) {

@@ -3,6 +3,7 @@
  * puppet LIBRARY reads lines of words from standard input and answers each with one line:
  *   call NAME RESULT HANDLE ARGUMENT...   call NAME; the library returns RESULT and writes HANDLE out
  *   thread NAME RESULT HANDLE ...         the same in a new thread
+ *   old-thread NAME RESULT HANDLE ...     the same in a thread that is there from the beginning
  *   together N NAME RESULT HANDLE ...     the same in N threads at once
  *   storm N TIMES BYTES                   N threads, TIMES each: allocate BYTES, free them
  *   fork                                  the child goes on, the parent waits for its end
@@ -12,6 +13,7 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +44,8 @@ struct storm {
 static void *library;
 static char **self;
 static pthread_barrier_t together;
+static sem_t asked, answered;
+static struct call asked_for;
 
 static void *symbol(const char *name)
 {
@@ -69,6 +73,17 @@ static unsigned int make(struct call *call)
 static void *make_in_thread(void *call)
 {
 	make(call);
+	return NULL;
+}
+
+static void *make_when_asked(void *unused)
+{
+	(void)unused;
+	for (;;) {
+		sem_wait(&asked);
+		make(&asked_for);
+		sem_post(&answered);
+	}
 	return NULL;
 }
 
@@ -173,6 +188,11 @@ static void obey(char *line)
 		pthread_create(&thread, NULL, make_in_thread, calls);
 		pthread_join(thread, NULL);
 		printf("joined\n");
+	} else if (!strncmp(line, "old-thread ", 11)) {
+		parse(&asked_for, words);
+		sem_post(&asked);
+		sem_wait(&answered);
+		printf("answered\n");
 	} else if (!strncmp(line, "together ", 9)) {
 		int count = strtol(words, &words, 0);
 
@@ -201,14 +221,18 @@ static void obey(char *line)
 int main(int argc, char **argv)
 {
 	char line[1024];
+	pthread_t old;
 
 	self = argv;
+	sem_init(&asked, 0, 0);
+	sem_init(&answered, 0, 0);
 	if (argc < 2 || !(library = dlopen(argv[1], RTLD_NOW))) {
 		fprintf(stderr, "puppet: %s\n", dlerror());
 		return 2;
 	}
 	setvbuf(stdin, NULL, _IONBF, 0);
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	pthread_create(&old, NULL, make_when_asked, NULL);
 	printf("%d\n", getpid());
 	while (fgets(line, sizeof(line), stdin)) {
 		line[strcspn(line, "\n")] = 0;

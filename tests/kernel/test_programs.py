@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from tests.kernel.conftest import missing_for_programs
 from tests.kernel.puppet import CONTEXT, PITCH, Stage
+from tests.lab import wait_for
 
 from mgpu.model import Enforcer
+from mgpu.probes import layout
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -481,6 +483,72 @@ def test_a_process_that_moves_from_one_container_to_another(stage, share, cgroup
         assert stage.settled(share, 0)
         assert stage.settled(second, 0)
         stage.release(key, (second,))
+
+
+# ---- cgroup v1 -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def v1(stage, devices_v1):
+    """A v1 cgroup with a share of 1 GiB bound to it: folder, key, share."""
+    folder = devices_v1.devices.mount / stage.name
+    folder.mkdir()
+    hierarchy = next(
+        int(words[1])
+        for words in map(str.split, Path("/proc/cgroups").read_text().splitlines())
+        if words[0] == "devices"
+    )
+    key = folder.stat().st_ino | hierarchy << layout.ROOT_SHIFT
+    (share_id,) = stage.shares()
+    stage.bind(key, (share_id,))
+    yield folder, key, share_id
+    stage.end_puppets()
+    stage.release(key, (share_id,))
+    assert wait_for(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+def test_who_begins_in_a_v1_cgroup_is_followed_with_all_it_starts(stage, v1):
+    folder, _, share = v1
+    puppet = stage.puppet(folder)
+    puppet.alloc(1, 0x1)
+    puppet.alloc(20, 0x2, verb="thread")
+    puppet.alloc(300, 0x3, verb="old-thread")
+    assert stage.use(share).used_bytes == 321
+    child = int(puppet.tell("fork"))
+    puppet.alloc(4000, 0x1)
+    assert puppet.tell("exec") == str(child)
+    puppet.alloc(50000, 0x1)
+    assert stage.use(share).used_bytes == 50321
+    puppet.tell("end")
+
+
+def test_who_moves_into_a_v1_cgroup_is_followed_with_the_threads_it_has(stage, v1):
+    folder, _, share = v1
+    puppet = stage.puppet()
+    (folder / "cgroup.procs").write_text(str(puppet.pid))
+    puppet.alloc(1, 0x1)
+    puppet.alloc(20, 0x2, verb="old-thread")
+    assert stage.use(share).used_bytes == 21
+
+
+def test_who_was_in_a_v1_cgroup_before_it_was_bound_is_followed_when_told(stage, v1):
+    folder, key, share = v1
+    stage.release(key, (share,))
+    puppet = stage.puppet(folder)
+    stage.bind(key, (share,))
+    stage.tables.follow([puppet.pid], key)
+    puppet.alloc(1, 0x1)
+    puppet.alloc(20, 0x2, verb="old-thread")
+    assert stage.use(share).used_bytes == 21
+
+
+def test_nobody_is_followed_any_more_once_the_cgroup_is_released(stage, v1):
+    folder, key, share = v1
+    puppet = stage.puppet(folder)
+    stage.tables.unbind(key)
+    puppet.alloc(1, 0x1)
+    assert stage.use(share).used_bytes == 0
 
 
 # ---- several cards -------------------------------------------------------------------------
