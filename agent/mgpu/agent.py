@@ -201,7 +201,7 @@ class Agent:
     def _watch(self) -> None:
         """Be told of mappings and of ends; where that cannot be, the rounds find out later."""
         if self._tracking.tracker is not None:
-            self._mappings = Mappings(self._on_mapped)
+            self._mappings = Mappings(self._on_mapped, self._on_mappings_lost)
             try:
                 self._mappings.start()
             except OSError as error:
@@ -224,6 +224,11 @@ class Agent:
     def _on_mapped(self, pid: int, path: str) -> None:
         if self._tracking.is_library(path):
             self._kernel.mapped(pid, self._ledger.containers())
+
+    def _on_mappings_lost(self) -> None:
+        log.warning("mappings-lost")
+        self._kernel.look_again()
+        self._wake()
 
     def _on_process(self, event: ProcEvent) -> None:
         """Note whose end matters, and ask for a round. LOST: everybody may have ended."""

@@ -59,6 +59,7 @@ class Kernel:
         self._cards: Sequence[Device] = ()
         self._foreign: Set[str] = set()
         self._followed: Set[int] = set()
+        self._looked_at: Set[int] = set()
         self._holders: OrderedDict[int, Holder] = OrderedDict()
         self.numbers: Optional[Numbers] = None
 
@@ -147,7 +148,7 @@ class Kernel:
         if self._tracking.tables is None:
             return
         if self._tracking.mend():
-            self._followed.clear()
+            self.look_again()
         members: Set[int] = set()
         for container in containers:
             pids = self._cgroups.members(container.cgroup)
@@ -155,14 +156,20 @@ class Kernel:
             if not (self._by_cgroup_id(container.cgroup) and helpers.see_ancestors()):
                 self._tracking.tables.follow(self._threads(pids), self._key(container.cgroup))
         if self._tracking.tracker is not None:
-            self._tracking.tracker.sync(members - self._followed)
+            self._tracking.tracker.sync(members - self._looked_at)
+        self._looked_at |= members
         self._followed |= members
+
+    def look_again(self) -> None:
+        """The next ``follow`` looks at every process, as if it had seen none."""
+        self._looked_at.clear()
 
     def mapped(self, pid: int, containers: Sequence[Container]) -> bool:
         """A process has mapped a libcuda: probe it if it is a container's."""
         if self._tracking.tracker is None or self.container_of(pid, containers) is None:
             return False
         self._tracking.tracker.sync([pid])
+        self._looked_at.add(pid)
         self._followed.add(pid)
         return True
 
@@ -173,6 +180,7 @@ class Kernel:
             if self._tracking.tables is not None and self._tracking.tables.born_ns(pid):
                 self._tracking.tables.drop_process(pid)
         self._followed.difference_update(gone)
+        self._looked_at.difference_update(gone)
         if self._tracking.tracker is not None:
             self._tracking.tracker.forget(gone)
 

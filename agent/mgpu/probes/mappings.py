@@ -19,6 +19,7 @@ _COUNT_SW_DUMMY = 9
 _FLAG_MMAP = 1 << 8
 _FLAG_WATERMARK = 1 << 14
 _FLAG_MMAP2 = 1 << 23
+_RECORD_LOST = 2
 _RECORD_MMAP2 = 10
 _MMAP2_NAME = 72  # offset of the file name in the record
 _DATA_PAGES = 64
@@ -28,8 +29,13 @@ Mapped = Callable[[int, str], None]
 
 
 class Record(NamedTuple):
+    """A mapping; ``path`` is empty where the ring was full and records were lost."""
+
     pid: int
     path: str
+
+
+LOST = Record(0, "")
 
 
 class _Ring:
@@ -53,13 +59,15 @@ class _Ring:
         os.close(self.fd)
 
     def records(self) -> Iterator[Record]:
-        """What has come since the last call. What came too fast for the ring is not there."""
+        """What has come since the last call, LOST in place of what came too fast for the ring."""
         (head,) = struct.unpack_from("<Q", self._memory, _HEAD)
         (tail,) = struct.unpack_from("<Q", self._memory, _TAIL)
         while tail < head:
             kind, _, size = struct.unpack("<IHH", self._read(tail, 8))
             if kind == _RECORD_MMAP2:
                 yield _parse(self._read(tail, size))
+            elif kind == _RECORD_LOST:
+                yield LOST
             tail += size
         struct.pack_into("<Q", self._memory, _TAIL, tail)
 
@@ -77,10 +85,14 @@ def _parse(record: bytes) -> Record:
 
 
 class Mappings:
-    """Calls ``mapped(pid, path)`` in a thread of its own for every executable mapping of a file."""
+    """Calls ``mapped(pid, path)`` in a thread of its own for every executable mapping of a file.
 
-    def __init__(self, mapped: Mapped) -> None:
+    ``lost()`` where the kernel could not tell of some: then everybody is to be looked at again.
+    """
+
+    def __init__(self, mapped: Mapped, lost: Callable[[], None]) -> None:
         self._mapped = mapped
+        self._lost = lost
         self._rings: List[_Ring] = []
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="mgpu-mappings", daemon=True)
@@ -114,10 +126,11 @@ class Mappings:
 
     def _report(self, ring: _Ring) -> None:
         for record in ring.records():
-            if not record.path.startswith("/"):
-                continue  # [vdso] and the like
             try:
-                self._mapped(record.pid, record.path)
+                if record is LOST:
+                    self._lost()
+                elif record.path.startswith("/"):  # not [vdso] and the like
+                    self._mapped(record.pid, record.path)
             except Exception:
                 log.fault("mapping-not-looked-at", pid=record.pid, path=record.path)
 
