@@ -169,6 +169,23 @@ def test_a_child_in_a_nested_cgroup_is_its_containers(node, cgroup):
     nested.rmdir()
 
 
+def test_a_container_of_cgroup_v1_alone_is_counted_and_limited(node, devices_v1):
+    path = devices_v1.devices.mount / node.folder.name
+    path.mkdir()
+    node.cli("bind", f"/{path.name}", "--device", "0", "--core", "20", "--memory", "4096")
+    client, other = Client(node, path), Client(node)
+    assert client.ask("alloc", 1000) == 0
+    assert used_mib(node) == CONTEXT_MIB + 1000
+    assert other.ask("alloc", 200) == 0
+    (path / "cgroup.procs").write_text(str(other.pid))
+    assert wait_for(lambda: used_mib(node) == 2 * CONTEXT_MIB + 1200), "NVML's figure is charged"
+    assert other.ask("alloc", 3000) == "killed"
+    other.process.wait()
+    assert client.end() == 0
+    assert wait_for(lambda: used_mib(node) == 0)
+    path.rmdir()
+
+
 def test_a_copy_of_libcuda_in_another_mount_namespace_is_found(node, cgroup, tmp_path):
     shutil.copy(SIM / "libcuda.so.1", tmp_path / "libcuda.so.1")
     script = f"mount --bind {tmp_path}/libcuda.so.1 {SIM}/libcuda.so.1 &&"
