@@ -32,6 +32,7 @@ from mgpu.procevents import EXIT, LOST, ProcEvent, ProcEvents
 from mgpu.reconcile import Reconciler
 from mgpu.service import Service
 
+VERIFY_EVERY_ROUNDS = 4
 SWEEP_EVERY_ROUNDS = 10
 
 
@@ -130,8 +131,9 @@ class Agent:
             self._handle_ended()
             if full:
                 self._service.release_vanished()
-                self._reconciler.run()
                 self._reconciler.charge_unseen()
+                if self._rounds % VERIFY_EVERY_ROUNDS == 0:
+                    self._reconciler.run()
                 if self._rounds % SWEEP_EVERY_ROUNDS == 0:
                     self._kernel.sweep()
                 self._rounds += 1

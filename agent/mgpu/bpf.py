@@ -9,7 +9,9 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -82,6 +84,13 @@ def _attr(form: str, *values: object, size: int = 0) -> bytearray:
 
 def _address(buffer: "ctypes.Array[ctypes.c_char]") -> int:
     return ctypes.addressof(buffer)
+
+
+@lru_cache(maxsize=None)
+def kernel_version() -> Tuple[int, int]:
+    """Major and minor of the running kernel."""
+    match = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 class MapInfo(NamedTuple):

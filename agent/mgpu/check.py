@@ -2,12 +2,13 @@
 
 from typing import Dict, List, Optional, Tuple
 
+from mgpu.bpf import kernel_version
 from mgpu.cgroups import Cgroups
 from mgpu.config import Config
 from mgpu.devices import Devices
 from mgpu.errors import MgpuError, NotCapable
 from mgpu.probes import events
-from mgpu.probes.tracking import LINKS_SINCE, Tracking, kernel_version
+from mgpu.probes.tracking import LINKS_SINCE, Tracking
 
 Row = Dict[str, object]
 Answer = Optional[Tuple[str, str]]  # (reason, remedy); None: it can be done

@@ -184,7 +184,7 @@ class Config:
     node_group: str = _key("root", _name)
     node_mode: int = _key(0o666, _mode)
 
-    reconcile_interval_s: float = _key(3.0, _number(0.1, 3600), live=True)
+    reconcile_interval_s: float = _key(5.0, _number(0.1, 3600), live=True)
     log_level: str = _key("info", _word("debug", "info", "warning", "error"), live=True)
     simulation: str = _key("auto", _word("auto", "yes", "no"))
 

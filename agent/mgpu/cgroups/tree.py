@@ -14,6 +14,7 @@ class Tree:
 
     def __init__(self, mount: Path) -> None:
         self.mount = mount
+        self._base = str(mount).rstrip("/")
 
     def directory(self, path: str) -> Path:
         return self.mount / path.lstrip("/")
@@ -21,7 +22,7 @@ class Tree:
     def inode(self, path: str) -> Optional[int]:
         """The inode number of the cgroup, its id in the unified hierarchy; None: not there."""
         try:
-            return self.directory(path).stat().st_ino
+            return os.stat(self._base + path).st_ino
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -34,7 +35,7 @@ class Tree:
     def children(self, path: str) -> List[str]:
         """The names of the cgroups right below ``path``."""
         try:
-            with os.scandir(str(self.directory(path))) as entries:
+            with os.scandir(self._base + path) as entries:
                 return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -49,7 +50,8 @@ class Tree:
     def own_members(self, path: str) -> List[int]:
         """PIDs in this very cgroup; those outside the reader's PID namespace are left out."""
         try:
-            text = (self.directory(path) / "cgroup.procs").read_text()
+            with open(f"{self._base}{path}/cgroup.procs") as stream:
+                text = stream.read()
         except OSError as error:
             # A threaded cgroup has no list of processes: its domain's has them.
             if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOTDIR):

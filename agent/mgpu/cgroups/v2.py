@@ -5,6 +5,7 @@ import errno
 import os
 import struct
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Iterator, List, Optional
 
@@ -28,7 +29,7 @@ class Unified(Tree):
 
         That is its inode number from 5.5 on; before, the generation stands above the inode.
         """
-        if not self._has_ids:
+        if not self._has_ids or bpf.kernel_version() >= (5, 5):
             return super().inode(path)
         try:
             return _handle(self.directory(path))
@@ -48,7 +49,7 @@ class Unified(Tree):
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
         """A descriptor of the cgroup's directory. Raises FileNotFoundError when it is gone."""
-        fd = os.open(str(self.directory(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self._base + path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield fd
         finally:
@@ -93,11 +94,17 @@ def programs_of(cgroup_fd: int) -> List[bpf.ProgramInfo]:
     found = []
     for program_id in bpf.prog_query(cgroup_fd, bpf.ATTACH_CGROUP_DEVICE):
         try:
-            program_fd = bpf.prog_by_id(program_id)
+            found.append(_program(program_id))
         except FileNotFoundError:  # detached, and freed, since the query
             continue
-        try:
-            found.append(bpf.program_info(program_fd))
-        finally:
-            os.close(program_fd)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _program(program_id: int) -> bpf.ProgramInfo:
+    """What a program is, which never changes: the kernel gives no id twice."""
+    program_fd = bpf.prog_by_id(program_id)
+    try:
+        return bpf.program_info(program_fd)
+    finally:
+        os.close(program_fd)

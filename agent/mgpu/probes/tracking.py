@@ -1,11 +1,10 @@
 """Which tracker and enforcer this node gets, by what it can do and what agent.conf asks for."""
 
-import os
-import re
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from mgpu import log
+from mgpu.bpf import kernel_version
 from mgpu.config import Config
 from mgpu.errors import NotCapable
 from mgpu.fdstore import KeeperStore, SystemdStore
@@ -151,12 +150,6 @@ class Tracking:
             wanted = "systemd" if manager.stores_fds else "keeper"
         kept = ways.pop(wanted, None) or KeptEvents(keeper)
         return kept, list(ways.values())
-
-
-def kernel_version() -> Tuple[int, int]:
-    """Major and minor of the running kernel."""
-    match = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 def _source() -> Path:
