@@ -8,6 +8,8 @@
 #include <string.h>
 
 #define MIB (1ull << 20)
+#define MOST_MIB (1ull << 24) /* 16 TiB */
+#define MOST_MINOR 254
 #define DEFAULT_DIR "/run/mgpu-sim"
 
 const char *sim_dir(void)
@@ -36,16 +38,54 @@ static void default_card(struct sim_card_conf *card, unsigned int number)
     card->capability_minor = a10 ? 6 : 0;
 }
 
+/* A whole number from `text`, up to `most`. */
+static bool read_number(const char *text, uint64_t most, uint64_t *number)
+{
+    char *end;
+
+    errno = 0;
+    *number = strtoull(text, &end, 10);
+    return isdigit((unsigned char)*text) && !*end && !errno && *number <= most;
+}
+
+static int set_bytes(uint64_t *bytes, const char *mib)
+{
+    if (!read_number(mib, MOST_MIB, bytes))
+        return -EINVAL;
+    *bytes *= MIB;
+    return 0;
+}
+
+/* As "13.0" or "13". */
+static int set_cuda_version(int *version, const char *text)
+{
+    unsigned int major, minor = 0;
+    int used = 0;
+
+    if (sscanf(text, "%2u%n.%1u%n", &major, &used, &minor, &used) < 1 || text[used])
+        return -EINVAL;
+    *version = (int)(major * 1000 + minor * 10);
+    return 0;
+}
+
+static int set_choice(bool *choice, const char *value)
+{
+    *choice = !strcmp(value, "yes");
+    return *choice || !strcmp(value, "no") ? 0 : -EINVAL;
+}
+
 static int set_sim(struct sim_conf *conf, const char *key, const char *value)
 {
     if (!strcmp(key, "driver_version"))
         set_text(conf->driver_version, sizeof conf->driver_version, value);
     else if (!strcmp(key, "cuda_version"))
-        conf->cuda_version = atoi(value) * 1000 + (strchr(value, '.') ? atoi(strchr(value, '.') + 1) * 10 : 0);
+        return set_cuda_version(&conf->cuda_version, value);
     else if (!strcmp(key, "context_mib"))
-        conf->context_bytes = strtoull(value, NULL, 10) * MIB;
+        return set_bytes(&conf->context_bytes, value);
     else if (!strcmp(key, "dev_root"))
         set_text(conf->dev_root, sizeof conf->dev_root, value);
+    else if (!strcmp(key, "preempt"))
+        return set_choice(&conf->preempt, value);
     else
         return -EINVAL;
     return 0;
@@ -53,16 +93,18 @@ static int set_sim(struct sim_conf *conf, const char *key, const char *value)
 
 static int set_card(struct sim_card_conf *card, const char *key, const char *value)
 {
+    uint64_t minor;
+
     if (!strcmp(key, "name"))
         set_text(card->name, sizeof card->name, value);
     else if (!strcmp(key, "uuid"))
         set_text(card->uuid, sizeof card->uuid, value);
     else if (!strcmp(key, "memory_mib"))
-        card->memory_bytes = strtoull(value, NULL, 10) * MIB;
+        return set_bytes(&card->memory_bytes, value);
     else if (!strcmp(key, "reserved_mib"))
-        card->reserved_bytes = strtoull(value, NULL, 10) * MIB;
-    else if (!strcmp(key, "minor"))
-        card->minor = (unsigned int)atoi(value);
+        return set_bytes(&card->reserved_bytes, value);
+    else if (!strcmp(key, "minor") && read_number(value, MOST_MINOR, &minor))
+        card->minor = (unsigned int)minor;
     else
         return -EINVAL;
     return 0;
@@ -81,6 +123,7 @@ static char *strip(char *text)
 static int read_line(struct sim_conf *conf, int *section, char *line)
 {
     unsigned int number;
+    int used = 0;
     char *value;
 
     line = strip(line);
@@ -90,7 +133,7 @@ static int read_line(struct sim_conf *conf, int *section, char *line)
         *section = -1;
         return 0;
     }
-    if (sscanf(line, "[card%u]", &number) == 1) {
+    if (sscanf(line, "[card%u]%n", &number, &used) == 1 && used && !line[used]) {
         if (number >= SIM_CARDS || number > conf->cards)
             return -EINVAL;
         if (number == conf->cards)
@@ -136,14 +179,19 @@ int sim_read_conf(struct sim_conf *conf)
     for (int number = 1; file && !result && fgets(line, sizeof line, file); number++) {
         result = read_line(conf, &section, line);
         if (result)
-            fprintf(stderr, "mgpu-sim: %s line %d: not a key or section known here\n", path, number);
+            fprintf(stderr, "mgpu-sim: %s line %d: not a section, key or value known here\n", path, number);
     }
     if (file)
         fclose(file);
     if (conf->cards == 0)
         for (; conf->cards < 2; conf->cards++)
             default_card(&conf->card[conf->cards], conf->cards);
-    for (unsigned int card = 0; card < conf->cards; card++)
+    for (unsigned int card = 0; card < conf->cards; card++) {
         mark_simulated(&conf->card[card]);
+        if (!result && conf->card[card].reserved_bytes > conf->card[card].memory_bytes) {
+            fprintf(stderr, "mgpu-sim: %s: card %u has less memory than it reserves\n", path, card);
+            result = -EINVAL;
+        }
+    }
     return result;
 }

@@ -4,8 +4,9 @@ CUDA_DEV     := nvidia-cuda-runtime==13.5.37
 CUDA_INCLUDE := $(OUT)/include/cuda
 CUDA_OBJ_DIR := $(OUT)/obj/cuda
 CUDA_LIB     := $(OUT)/libcuda.so.1
-CUDA_SOURCES := cuda_device.c cuda_context.c cuda_memory.c cuda_pool.c cuda_vmm.c cuda_array.c \
-                cuda_copy.c cuda_work.c
+CUDA_SOURCES := cuda_device.c cuda_procs.c cuda_handles.c cuda_context.c cuda_addresses.c cuda_memory.c \
+                cuda_pointer.c cuda_ipc.c cuda_pool.c cuda_vmm.c cuda_array.c cuda_copy.c cuda_module.c \
+                cuda_stream.c cuda_event.c cuda_launch.c
 CUDA_OBJECTS := $(CUDA_SOURCES:%.c=$(CUDA_OBJ_DIR)/%.o) $(CUDA_OBJ_DIR)/cuda_exports.o
 CUDA_CFLAGS  := $(CFLAGS) -isystem $(CUDA_INCLUDE) -I$(CUDA_OBJ_DIR) -I.
 
@@ -34,5 +35,6 @@ $(CUDA_OBJ_DIR)/%.o: %.c cuda_sim.h state.h $(CUDA_OBJ_DIR)/cuda_impl.h
 	$(CC) $(CUDA_CFLAGS) -c -o $@ $<
 
 $(CUDA_LIB): $(CUDA_OBJECTS) $(STATE_OBJECTS) cuda.map
-	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=cuda.map -Wl,-z,defs -o $@ \
+	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=cuda.map -Wl,-z,defs -Wl,-Bsymbolic -o $@.new \
 	    $(CUDA_OBJECTS) $(STATE_OBJECTS) -pthread
+	mv $@.new $@

@@ -5,82 +5,79 @@
 
 #define MAX_STACK 64
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct CUctx_st *all;
-static unsigned long long last_id;
+static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic unsigned long long last_id;
 static _Thread_local CUcontext stack[MAX_STACK];
 static _Thread_local int depth;
-
-bool context_exists(CUcontext context)
-{
-    bool found = false;
-
-    pthread_mutex_lock(&lock);
-    for (struct CUctx_st *it = all; it && !found; it = it->next)
-        found = it == context;
-    pthread_mutex_unlock(&lock);
-    return found;
-}
 
 CUresult current(CUcontext *context)
 {
     TRY(ready());
     *context = depth ? stack[depth - 1] : NULL;
-    if (!*context || !context_exists(*context))
+    if (!*context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return CUDA_SUCCESS;
+    return handle_is(*context, HANDLE_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+/* NULL stands for the current context. */
+static CUresult named(CUcontext *context)
+{
+    TRY(ready());
+    if (!*context)
+        return current(context);
+    return handle_is(*context, HANDLE_CONTEXT) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* Charge the context, open its queue and make it known. */
+static CUresult open_context(CUcontext context, unsigned int card)
+{
+    uint64_t bytes = sim_conf()->context_bytes;
+
+    TRY(from_errno(sim_charge(card, bytes)));
+    context->work = sim_context_open(card);
+    CUresult result = context->work < 0 ? from_errno(context->work)
+                                        : handle_add(context, HANDLE_CONTEXT);
+    if (result == CUDA_SUCCESS)
+        return result;
+    if (context->work >= 0)
+        sim_context_close(context->work);
+    sim_uncharge(card, bytes);
+    return result;
+}
+
+/* In `*made`: a context to be opened again, or NULL. */
 static CUresult make(CUdevice ordinal, unsigned int flags, bool primary, CUcontext *made)
 {
-    struct device *device;
+    CUcontext context = *made ? *made : calloc(1, sizeof *context);
 
-    TRY(device_of(ordinal, &device));
-    struct CUctx_st *context = calloc(1, sizeof *context);
     if (!context)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int result = sim_charge(device->card, sim_conf()->context_bytes);
-    if (!result) {
-        context->work = sim_context_open(device->card);
-        if (context->work < 0) {
-            result = context->work;
-            sim_uncharge(device->card, sim_conf()->context_bytes);
-        }
-    }
-    if (result) {
-        free(context);
-        return from_errno(result);
-    }
     context->device = ordinal;
     context->flags = flags;
     context->primary = primary;
-    pthread_mutex_lock(&lock);
     context->id = ++last_id;
-    context->next = all;
-    all = context;
-    pthread_mutex_unlock(&lock);
-    *made = context;
-    return CUDA_SUCCESS;
+    CUresult result = open_context(context, device_at(ordinal)->card);
+    if (result == CUDA_SUCCESS)
+        *made = context;
+    else if (!*made)
+        free(context);
+    return result;
 }
 
-/* Take it away with all that was made in it. */
-static void destroy(CUcontext context)
+/* Take it away with all that was made in it. Whoever drops its handle does. */
+static CUresult destroy(CUcontext context)
 {
-    unsigned int card = device_at(context->device)->card;
+    unsigned int card;
 
-    pthread_mutex_lock(&lock);
-    struct CUctx_st **link = &all;
-    while (*link && *link != context)
-        link = &(*link)->next;
-    if (*link)
-        *link = context->next;
-    pthread_mutex_unlock(&lock);
+    if (!handle_drop(context, HANDLE_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    card = device_at(context->device)->card;
     drop_arrays_of(context);
     drop_ranges_of(context);
-    forget_context_work(context);
+    drop_streams_of(context);
     sim_context_close(context->work);
     sim_uncharge(card, sim_conf()->context_bytes);
-    free(context);
+    return CUDA_SUCCESS;
 }
 
 static CUresult push(CUcontext context)
@@ -93,11 +90,20 @@ static CUresult push(CUcontext context)
 
 static CUresult create(CUcontext *made, unsigned int flags, CUdevice ordinal)
 {
-    TRY(ready());
-    if (!made)
+    struct device *device;
+    CUcontext context = NULL;
+
+    TRY(device_of(ordinal, &device));
+    if (!made || flags & ~(unsigned int)CU_CTX_FLAGS_MASK || depth == MAX_STACK)
         return CUDA_ERROR_INVALID_VALUE;
-    TRY(make(ordinal, flags, false, made));
-    return push(*made);
+    TRY(make(ordinal, flags, false, &context));
+    *made = context;
+    return push(context);
+}
+
+CUresult impl_cuCtxCreate(CUcontext *made, unsigned int flags, CUdevice device)
+{
+    return create(made, flags, device);
 }
 
 CUresult impl_cuCtxCreate_v2(CUcontext *made, unsigned int flags, CUdevice device)
@@ -123,17 +129,21 @@ CUresult impl_cuCtxCreate_v4(CUcontext *made, CUctxCreateParams *params, unsigne
 CUresult impl_cuCtxDestroy_v2(CUcontext context)
 {
     TRY(ready());
-    if (!context_exists(context) || context->primary)
+    if (!handle_is(context, HANDLE_CONTEXT) || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
+    TRY(destroy(context));
     if (depth && stack[depth - 1] == context)
         depth--;
-    destroy(context);
     return CUDA_SUCCESS;
+}
+
+CUresult impl_cuCtxDestroy(CUcontext context)
+{
+    return impl_cuCtxDestroy_v2(context);
 }
 
 CUresult impl_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 {
-    static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
     struct device *device;
     CUresult result = CUDA_SUCCESS;
 
@@ -141,7 +151,7 @@ CUresult impl_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&primary_lock);
-    if (!device->primary)
+    if (!handle_is(device->primary, HANDLE_CONTEXT))
         result = make(ordinal, device->primary_flags, true, &device->primary);
     if (result == CUDA_SUCCESS) {
         device->primary_refs++;
@@ -151,25 +161,31 @@ CUresult impl_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     return result;
 }
 
+/* Those who retained it still have to release it. */
 CUresult impl_cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 {
     struct device *device;
 
     TRY(device_of(ordinal, &device));
-    if (device->primary)
-        destroy(device->primary);
-    device->primary = NULL;
+    pthread_mutex_lock(&primary_lock);
+    destroy(device->primary);
+    pthread_mutex_unlock(&primary_lock);
     return CUDA_SUCCESS;
 }
 
 CUresult impl_cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 {
     struct device *device;
+    CUresult result = CUDA_SUCCESS;
 
     TRY(device_of(ordinal, &device));
+    pthread_mutex_lock(&primary_lock);
     if (!device->primary_refs)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    return --device->primary_refs ? CUDA_SUCCESS : impl_cuDevicePrimaryCtxReset_v2(ordinal);
+        result = CUDA_ERROR_INVALID_CONTEXT;
+    else if (--device->primary_refs == 0)
+        destroy(device->primary);
+    pthread_mutex_unlock(&primary_lock);
+    return result;
 }
 
 CUresult impl_cuDevicePrimaryCtxRelease(CUdevice ordinal)
@@ -187,6 +203,8 @@ CUresult impl_cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags
     struct device *device;
 
     TRY(device_of(ordinal, &device));
+    if (flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
+        return CUDA_ERROR_INVALID_VALUE;
     device->primary_flags = flags;
     return CUDA_SUCCESS;
 }
@@ -204,14 +222,19 @@ CUresult impl_cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, 
     if (!flags || !active)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = device->primary_flags;
-    *active = device->primary != NULL;
+    *active = handle_is(device->primary, HANDLE_CONTEXT);
     return CUDA_SUCCESS;
 }
 
 CUresult impl_cuCtxPushCurrent_v2(CUcontext context)
 {
     TRY(ready());
-    return context_exists(context) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
+    return handle_is(context, HANDLE_CONTEXT) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult impl_cuCtxPushCurrent(CUcontext context)
+{
+    return impl_cuCtxPushCurrent_v2(context);
 }
 
 CUresult impl_cuCtxPopCurrent_v2(CUcontext *context)
@@ -225,10 +248,15 @@ CUresult impl_cuCtxPopCurrent_v2(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+CUresult impl_cuCtxPopCurrent(CUcontext *context)
+{
+    return impl_cuCtxPopCurrent_v2(context);
+}
+
 CUresult impl_cuCtxSetCurrent(CUcontext context)
 {
     TRY(ready());
-    if (context && !context_exists(context))
+    if (context && !handle_is(context, HANDLE_CONTEXT))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (depth)
         depth--;
@@ -244,15 +272,18 @@ CUresult impl_cuCtxGetCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-CUresult impl_cuCtxGetDevice(CUdevice *device)
+CUresult impl_cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
 {
-    CUcontext context;
-
-    TRY(current(&context));
+    TRY(named(&context));
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
     *device = context->device;
     return CUDA_SUCCESS;
+}
+
+CUresult impl_cuCtxGetDevice(CUdevice *device)
+{
+    return impl_cuCtxGetDevice_v2(device, NULL);
 }
 
 CUresult impl_cuCtxGetFlags(unsigned int *flags)
@@ -266,17 +297,8 @@ CUresult impl_cuCtxGetFlags(unsigned int *flags)
     return CUDA_SUCCESS;
 }
 
-/* NULL stands for the current context. */
-static CUresult named(CUcontext *context)
-{
-    if (!*context)
-        return current(context);
-    return context_exists(*context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-}
-
 CUresult impl_cuCtxGetId(CUcontext context, unsigned long long *id)
 {
-    TRY(ready());
     TRY(named(&context));
     if (!id)
         return CUDA_ERROR_INVALID_VALUE;
@@ -286,7 +308,6 @@ CUresult impl_cuCtxGetId(CUcontext context, unsigned long long *id)
 
 CUresult impl_cuCtxGetApiVersion(CUcontext context, unsigned int *version)
 {
-    TRY(ready());
     TRY(named(&context));
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
@@ -294,12 +315,15 @@ CUresult impl_cuCtxGetApiVersion(CUcontext context, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
+CUresult impl_cuCtxSynchronize_v2(CUcontext context)
+{
+    TRY(named(&context));
+    return wait_context(context);
+}
+
 CUresult impl_cuCtxSynchronize(void)
 {
-    CUcontext context;
-
-    TRY(current(&context));
-    return wait_context(context);
+    return impl_cuCtxSynchronize_v2(NULL);
 }
 
 CUresult impl_cuCtxGetStreamPriorityRange(int *least, int *greatest)
@@ -312,4 +336,50 @@ CUresult impl_cuCtxGetStreamPriorityRange(int *least, int *greatest)
     if (greatest)
         *greatest = 0;
     return CUDA_SUCCESS;
+}
+
+/* Settings that change nothing here. */
+
+CUresult impl_cuCtxGetLimit(size_t *value, CUlimit limit)
+{
+    CUcontext context;
+
+    TRY(current(&context));
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (limit) {
+    case CU_LIMIT_STACK_SIZE: *value = 1024; break;
+    case CU_LIMIT_PRINTF_FIFO_SIZE: *value = 1 << 20; break;
+    case CU_LIMIT_MALLOC_HEAP_SIZE: *value = 8 << 20; break;
+    case CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: *value = 2; break;
+    case CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT: *value = 2048; break;
+    case CU_LIMIT_MAX_L2_FETCH_GRANULARITY: *value = 64; break;
+    case CU_LIMIT_PERSISTING_L2_CACHE_SIZE: *value = 0; break;
+    default: return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult impl_cuCtxSetLimit(CUlimit limit, size_t value)
+{
+    return impl_cuCtxGetLimit(&value, limit);
+}
+
+CUresult impl_cuCtxGetCacheConfig(CUfunc_cache *config)
+{
+    CUcontext context;
+
+    TRY(current(&context));
+    if (!config)
+        return CUDA_ERROR_INVALID_VALUE;
+    *config = CU_FUNC_CACHE_PREFER_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult impl_cuCtxSetCacheConfig(CUfunc_cache config)
+{
+    CUcontext context;
+
+    TRY(current(&context));
+    return config > CU_FUNC_CACHE_PREFER_EQUAL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }

@@ -16,11 +16,11 @@ static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-static CUresult copy_later(uintptr_t to, uintptr_t from, size_t bytes)
+static CUresult copy_later(uintptr_t to, uintptr_t from, size_t bytes, CUstream stream)
 {
     CUcontext context;
 
-    TRY(current(&context));
+    TRY(context_of(stream, &context));
     if (bytes && (!to || !from))
         return CUDA_ERROR_INVALID_VALUE;
     memmove((void *)to, (const void *)from, bytes);
@@ -49,26 +49,86 @@ CUresult impl_cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 
 CUresult impl_cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    (void)stream;
-    return copy_later(to, from, bytes);
+    return copy_later(to, from, bytes, stream);
 }
 
 CUresult impl_cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
-    (void)stream;
-    return copy_later(to, (uintptr_t)from, bytes);
+    return copy_later(to, (uintptr_t)from, bytes, stream);
 }
 
 CUresult impl_cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    (void)stream;
-    return copy_later((uintptr_t)to, from, bytes);
+    return copy_later((uintptr_t)to, from, bytes, stream);
 }
 
 CUresult impl_cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    (void)stream;
-    return copy_later(to, from, bytes);
+    return copy_later(to, from, bytes, stream);
+}
+
+CUresult impl_cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                           CUcontext from_context, size_t bytes)
+{
+    if (!handle_is(to_context, HANDLE_CONTEXT) || !handle_is(from_context, HANDLE_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return copy(to, from, bytes);
+}
+
+CUresult impl_cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                CUcontext from_context, size_t bytes, CUstream stream)
+{
+    if (!handle_is(to_context, HANDLE_CONTEXT) || !handle_is(from_context, HANDLE_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return copy_later(to, from, bytes, stream);
+}
+
+static uintptr_t side(CUmemorytype type, const void *host, CUdeviceptr device)
+{
+    switch (type) {
+    case CU_MEMORYTYPE_HOST: return (uintptr_t)host;
+    case CU_MEMORYTYPE_DEVICE:
+    case CU_MEMORYTYPE_UNIFIED: return device;
+    default: return 0; /* arrays keep no content */
+    }
+}
+
+static CUresult copy_rows(const CUDA_MEMCPY2D *it)
+{
+    uintptr_t to = side(it->dstMemoryType, it->dstHost, it->dstDevice);
+    uintptr_t from = side(it->srcMemoryType, it->srcHost, it->srcDevice);
+
+    if (!to || !from)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (it->Height > 1 && (it->WidthInBytes > it->dstPitch || it->WidthInBytes > it->srcPitch))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t row = 0; row < it->Height; row++)
+        memmove((char *)to + (it->dstY + row) * it->dstPitch + it->dstXInBytes,
+                (const char *)from + (it->srcY + row) * it->srcPitch + it->srcXInBytes,
+                it->WidthInBytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult impl_cuMemcpy2D_v2(const CUDA_MEMCPY2D *it)
+{
+    CUcontext context;
+
+    TRY(current(&context));
+    TRY(wait_context(context));
+    return it ? copy_rows(it) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult impl_cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *it)
+{
+    return impl_cuMemcpy2D_v2(it);
+}
+
+CUresult impl_cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *it, CUstream stream)
+{
+    CUcontext context;
+
+    TRY(context_of(stream, &context));
+    return it ? copy_rows(it) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Rows of `width` elements of `size` bytes, each equal to the low bytes of `value`. */

@@ -1,4 +1,4 @@
-/* The simulated libcuda: start, errors, entry points by name, and the devices. */
+/* The simulated libcuda: start, and the devices. */
 #include "cuda_sim.h"
 
 #include <errno.h>
@@ -10,7 +10,8 @@
 #include <unistd.h>
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t init_pid; /* 0: not initialised */
+static _Atomic CUresult state = CUDA_ERROR_NOT_INITIALIZED;
+static bool forked;
 static struct device devices[SIM_CARDS];
 static int device_count;
 
@@ -26,10 +27,17 @@ CUresult from_errno(int result)
     }
 }
 
-/* As with the real driver, a child of a process that uses CUDA cannot use it. */
 CUresult ready(void)
 {
-    return init_pid == getpid() ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    return state;
+}
+
+/* As with the real driver, a child of a process that uses CUDA cannot use it. */
+static void in_child(void)
+{
+    pthread_mutex_init(&init_lock, NULL);
+    forked = state == CUDA_SUCCESS;
+    state = CUDA_ERROR_NOT_INITIALIZED;
 }
 
 /* The control node: where there is one, it must let this process in. */
@@ -99,24 +107,31 @@ static void look_for_devices(void)
         ;
 }
 
+static CUresult start(void)
+{
+    static bool once;
+
+    if (forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (state == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    TRY(from_errno(sim_attach()));
+    if (!once)
+        pthread_atfork(NULL, NULL, in_child);
+    once = true;
+    look_for_devices();
+    if (!device_count)
+        return CUDA_ERROR_NO_DEVICE;
+    state = CUDA_SUCCESS;
+    return CUDA_SUCCESS;
+}
+
 CUresult impl_cuInit(unsigned int flags)
 {
-    CUresult result = CUDA_SUCCESS;
-
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&init_lock);
-    if (init_pid && init_pid != getpid())
-        result = CUDA_ERROR_NOT_INITIALIZED;
-    else if (!init_pid) {
-        result = from_errno(sim_attach());
-        if (result == CUDA_SUCCESS) {
-            look_for_devices();
-            result = device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
-        }
-        if (result == CUDA_SUCCESS)
-            init_pid = getpid();
-    }
+    CUresult result = start();
     pthread_mutex_unlock(&init_lock);
     return result;
 }
@@ -130,67 +145,17 @@ CUresult impl_cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
-static const struct error_text *error_text(CUresult error)
-{
-    const struct error_text *it = error_texts;
-
-    while (it->name && it->number != (int)error)
-        it++;
-    return it->name ? it : NULL;
-}
-
-CUresult impl_cuGetErrorName(CUresult error, const char **name)
-{
-    const struct error_text *it = error_text(error);
-
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
-    *name = it ? it->name : NULL;
-    return it ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult impl_cuGetErrorString(CUresult error, const char **text)
-{
-    const struct error_text *it = error_text(error);
-
-    if (!text)
-        return CUDA_ERROR_INVALID_VALUE;
-    *text = it ? it->text : NULL;
-    return it ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult impl_cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
-                                  CUdriverProcAddressQueryResult *status)
-{
-    CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-
-    if (!name || !function)
-        return CUDA_ERROR_INVALID_VALUE;
-    *function = NULL;
-    for (const struct procedure *it = procedures; it->name; it++) {
-        if (strcmp(it->name, name))
-            continue;
-        if (it->version <= version) { /* rows of one name go up by version: the last one counts */
-            bool threaded = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-
-            *function = threaded ? it->per_thread : it->legacy;
-            found = CU_GET_PROC_ADDRESS_SUCCESS;
-        } else if (!*function)
-            found = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-    }
-    if (status)
-        *status = found;
-    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-CUresult impl_cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags)
-{
-    return impl_cuGetProcAddress_v2(name, function, version, flags, NULL);
-}
-
 struct device *device_at(CUdevice ordinal)
 {
     return &devices[ordinal];
+}
+
+CUdevice device_with_card(unsigned int card)
+{
+    for (int i = 0; i < device_count; i++)
+        if (devices[i].card == card)
+            return i;
+    return -1;
 }
 
 CUresult device_of(CUdevice ordinal, struct device **device)
@@ -305,6 +270,20 @@ CUresult impl_cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
+CUresult impl_cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute which, CUdevice device,
+                                      CUdevice peer)
+{
+    const struct sim_card_conf *conf;
+
+    (void)which;
+    TRY(conf_of(device, value, &conf));
+    TRY(conf_of(peer, value, &conf));
+    if (device == peer)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *value = 0;
+    return CUDA_SUCCESS;
+}
+
 CUresult impl_cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
     const struct sim_card_conf *conf;
@@ -366,8 +345,7 @@ static int attribute(const struct sim_card_conf *conf, CUdevice_attribute which)
     case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED: return 1;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: return 1;
     default: return 0;
     }
 }

@@ -1,16 +1,15 @@
-/* The simulated libcuda: linear memory. A card's memory is only counted; what a client writes into
- * it lands in pages of the host that the kernel gives at first touch. */
+/* The simulated libcuda: linear memory, of the card and of the host. */
 #include "cuda_sim.h"
 
+#include <errno.h>
 #include <search.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #define PITCH_GRANULE 512u
+#define OF_CARD (1u << KIND_DEVICE | 1u << KIND_MANAGED | 1u << KIND_ASYNC)
 
 pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
-static void *tree;          /* of ranges, by address */
+static void *tree;           /* of ranges, by address */
 static struct range *ranges; /* the same in a list */
 
 /* Ranges that overlap are equal: so a range of one byte finds the one that it lies in. */
@@ -23,47 +22,99 @@ static int compare(const void *a, const void *b)
     return one->start >= other->start + other->bytes;
 }
 
-struct range *find_range(uintptr_t at)
+struct range *find_overlap(uintptr_t start, size_t bytes)
 {
-    struct range key = {.start = at, .bytes = 1};
+    struct range key = {.start = start, .bytes = bytes};
     struct range **found = tfind(&key, &tree, compare);
 
     return found ? *found : NULL;
 }
 
-/* Charge the range and enter it, with pages of its own unless it has a start already. */
-CUresult add_range(const struct range *wanted, void **start)
+struct range *find_range(uintptr_t at)
+{
+    return find_overlap(at, 1);
+}
+
+struct range *find_import(uint64_t export, CUcontext context)
+{
+    struct range *it = ranges;
+
+    while (it && (it->kind != KIND_IMPORT || it->export != export || it->context != context))
+        it = it->next;
+    return it;
+}
+
+static CUresult enter(struct range *range)
+{
+    struct range **entered;
+
+    if (range->start + range->bytes < range->start)
+        return CUDA_ERROR_INVALID_VALUE;
+    entered = tsearch(range, &tree, compare);
+    if (!entered)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (*entered != range)
+        return CUDA_ERROR_INVALID_VALUE;
+    range->before = NULL;
+    range->next = ranges;
+    if (ranges)
+        ranges->before = range;
+    ranges = range;
+    return CUDA_SUCCESS;
+}
+
+/* Charge the range and find addresses for it, unless it has a start already. */
+static CUresult furnish(struct range *range)
+{
+    if (range->charged)
+        TRY(from_errno(sim_charge(device_at(range->device)->card, range->charged)));
+    if (range->start)
+        return CUDA_SUCCESS;
+    range->start = (uintptr_t)addresses_take(range->bytes);
+    range->own_addresses = true;
+    if (range->start)
+        return CUDA_SUCCESS;
+    if (range->charged)
+        sim_uncharge(device_at(range->device)->card, range->charged);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult make_range(const struct range *wanted, void **start, bool locked)
 {
     struct range *range = malloc(sizeof *range);
 
     if (!range)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *range = *wanted;
-    int result = range->charged ? sim_charge(device_at(range->device)->card, range->charged) : 0;
-    if (!result && !range->start) {
-        void *pages = mmap(NULL, range->bytes, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-        range->start = (uintptr_t)pages;
-        range->own_pages = true;
-        if (pages == MAP_FAILED && range->charged)
-            sim_uncharge(device_at(range->device)->card, range->charged);
-        result = pages == MAP_FAILED ? -12 : 0;
-    }
-    if (result) {
+    CUresult result = furnish(range);
+    if (result != CUDA_SUCCESS) {
         free(range);
-        return from_errno(result);
+        return result;
     }
     *start = (void *)range->start;
-    pthread_mutex_lock(&memory_lock);
-    tsearch(range, &tree, compare);
-    range->before = NULL;
-    range->next = ranges;
-    if (ranges)
-        ranges->before = range;
-    ranges = range;
-    pthread_mutex_unlock(&memory_lock);
-    return CUDA_SUCCESS;
+    if (!locked)
+        pthread_mutex_lock(&memory_lock);
+    result = enter(range);
+    if (!locked)
+        pthread_mutex_unlock(&memory_lock);
+    if (result == CUDA_SUCCESS)
+        return result;
+    if (range->charged)
+        sim_uncharge(device_at(range->device)->card, range->charged);
+    if (range->own_addresses)
+        addresses_give((void *)range->start, range->bytes);
+    free(range);
+    return result;
+}
+
+CUresult add_range(const struct range *range, void **start)
+{
+    return make_range(range, start, false);
+}
+
+CUresult add_range_locked(const struct range *range, void **start)
+{
+    return make_range(range, start, true);
 }
 
 /* Take it out and give back what it is charged. Under memory_lock. */
@@ -83,9 +134,11 @@ void drop_range(struct range *range)
     else if (range->charged)
         sim_uncharge(device_at(range->device)->card, range->charged);
     if (range->pool)
-        range->pool->used -= range->bytes;
-    if (range->own_pages)
-        munmap((void *)range->start, range->bytes);
+        pool_give_back(range->pool, range->bytes);
+    if (range->export)
+        addresses_renew((void *)range->start, range->bytes);
+    if (range->own_addresses)
+        addresses_give((void *)range->start, range->bytes);
     free(range);
 }
 
@@ -108,7 +161,8 @@ CUresult free_range(uintptr_t start, unsigned int kinds)
     pthread_mutex_lock(&memory_lock);
     struct range *range = find_range(start);
     if (range && range->start == start && (1u << range->kind) & kinds) {
-        drop_range(range);
+        if (range->kind != KIND_IMPORT || --range->opened == 0)
+            drop_range(range);
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&memory_lock);
@@ -136,6 +190,7 @@ CUresult impl_cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 
 CUresult impl_cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int flags)
 {
+    TRY(ready());
     if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)
         return CUDA_ERROR_INVALID_VALUE;
     return allocate(at, bytes, KIND_MANAGED, flags);
@@ -144,20 +199,36 @@ CUresult impl_cuMemAllocManaged(CUdeviceptr *at, size_t bytes, unsigned int flag
 CUresult impl_cuMemAllocPitch_v2(CUdeviceptr *at, size_t *pitch, size_t width, size_t height,
                                  unsigned int element)
 {
+    size_t row, bytes;
+
+    TRY(ready());
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
-    *pitch = (width + PITCH_GRANULE - 1) / PITCH_GRANULE * PITCH_GRANULE;
-    return allocate(at, *pitch * height, KIND_DEVICE, 0);
+    if (__builtin_add_overflow(width, PITCH_GRANULE - 1, &row))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    row -= row % PITCH_GRANULE;
+    if (__builtin_mul_overflow(row, height, &bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    TRY(allocate(at, bytes, KIND_DEVICE, 0));
+    *pitch = row;
+    return CUDA_SUCCESS;
 }
 
 CUresult impl_cuMemFree_v2(CUdeviceptr at)
 {
     TRY(ready());
-    if (!at)
-        return CUDA_SUCCESS;
-    return free_range(at, 1u << KIND_DEVICE | 1u << KIND_MANAGED | 1u << KIND_ASYNC);
+    return at ? free_range(at, OF_CARD) : CUDA_SUCCESS;
 }
 
+CUresult impl_cuMemFreeAsync(CUdeviceptr at, CUstream stream)
+{
+    CUcontext context;
+
+    TRY(context_of(stream, &context));
+    return free_range(at, OF_CARD);
+}
+
+/* Those that race for the last bytes may for a moment seem to have more than all. */
 CUresult impl_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext context;
@@ -166,8 +237,9 @@ CUresult impl_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     if (!free_bytes || !total)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned int card = device_at(context->device)->card;
+    uint64_t used = sim_used(card);
     *total = sim_conf()->card[card].memory_bytes - sim_conf()->card[card].reserved_bytes;
-    *free_bytes = *total - sim_used(card);
+    *free_bytes = used < *total ? *total - used : 0;
     return CUDA_SUCCESS;
 }
 
@@ -177,7 +249,7 @@ static CUresult allocate_host(void **at, size_t bytes, unsigned int flags)
     CUcontext context;
 
     TRY(current(&context));
-    if (!at || !bytes)
+    if (!at || !bytes || flags & ~7u)
         return CUDA_ERROR_INVALID_VALUE;
     return add_range(&(struct range){.bytes = bytes, .kind = KIND_HOST, .context = context,
                                      .device = context->device, .flags = flags}, at);
@@ -205,16 +277,12 @@ CUresult impl_cuMemHostRegister_v2(void *at, size_t bytes, unsigned int flags)
     void *start;
 
     TRY(current(&context));
-    if (!at || !bytes)
+    if (!at || !bytes || (uintptr_t)at + bytes < (uintptr_t)at)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&memory_lock);
-    struct range *there = find_range((uintptr_t)at);
-    pthread_mutex_unlock(&memory_lock);
-    if (there)
-        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    return add_range(&(struct range){.start = (uintptr_t)at, .bytes = bytes, .kind = KIND_REGISTERED,
-                                     .context = context, .device = context->device, .flags = flags},
-                     &start);
+    CUresult result = add_range(
+        &(struct range){.start = (uintptr_t)at, .bytes = bytes, .kind = KIND_REGISTERED,
+                        .context = context, .device = context->device, .flags = flags}, &start);
+    return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : result;
 }
 
 CUresult impl_cuMemHostUnregister(void *at)
@@ -222,155 +290,4 @@ CUresult impl_cuMemHostUnregister(void *at)
     TRY(ready());
     CUresult result = free_range((uintptr_t)at, 1u << KIND_REGISTERED);
     return result == CUDA_SUCCESS ? result : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-}
-
-/* A copy of the range that holds the address. */
-static CUresult look_up(uintptr_t at, struct range *copy)
-{
-    TRY(ready());
-    pthread_mutex_lock(&memory_lock);
-    struct range *range = find_range(at);
-    if (range)
-        *copy = *range;
-    pthread_mutex_unlock(&memory_lock);
-    return range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult impl_cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *at, unsigned int flags)
-{
-    struct range range;
-
-    if (!device || flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    TRY(look_up((uintptr_t)at, &range));
-    *device = (CUdeviceptr)at;
-    return CUDA_SUCCESS;
-}
-
-CUresult impl_cuMemHostGetFlags(unsigned int *flags, void *at)
-{
-    struct range range;
-
-    TRY(look_up((uintptr_t)at, &range));
-    if (!flags || range.kind != KIND_HOST)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = range.flags;
-    return CUDA_SUCCESS;
-}
-
-CUresult impl_cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr at)
-{
-    struct range range;
-
-    CUresult result = look_up(at, &range);
-    if (result != CUDA_SUCCESS)
-        return result == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_NOT_FOUND : result;
-    if (base)
-        *base = range.start;
-    if (bytes)
-        *bytes = range.bytes;
-    return CUDA_SUCCESS;
-}
-
-static CUresult pointer_attribute(const struct range *range, CUpointer_attribute which, void *value)
-{
-    bool host = range->kind == KIND_HOST || range->kind == KIND_REGISTERED;
-
-    switch (which) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = range->context; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned int *)value = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-        break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = range->device; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned int *)value = range->kind == KIND_MANAGED;
-        break;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)value = range->start; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)value = range->bytes; break;
-    case CU_POINTER_ATTRIBUTE_MAPPED: *(bool *)value = true; break;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)value = range->pool; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult impl_cuPointerGetAttribute(void *value, CUpointer_attribute which, CUdeviceptr at)
-{
-    struct range range;
-
-    if (!value)
-        return CUDA_ERROR_INVALID_VALUE;
-    TRY(look_up(at, &range));
-    if (which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER || which == CU_POINTER_ATTRIBUTE_HOST_POINTER) {
-        *(CUdeviceptr *)value = at;
-        return CUDA_SUCCESS;
-    }
-    return pointer_attribute(&range, which, value);
-}
-
-/* In an IPC handle: the number of the export, and whose it is. */
-struct ipc {
-    uint64_t id;
-    int32_t pid;
-};
-
-CUresult impl_cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at)
-{
-    struct ipc ipc = {.pid = getpid()};
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-
-    TRY(ready());
-    if (!handle)
-        return result;
-    pthread_mutex_lock(&memory_lock);
-    struct range *range = find_range(at);
-    if (range && range->kind == KIND_DEVICE) {
-        int failed = 0;
-
-        if (!range->export)
-            failed = sim_export(device_at(range->device)->card, range->bytes, &range->export);
-        ipc.id = range->export;
-        result = from_errno(failed);
-    }
-    pthread_mutex_unlock(&memory_lock);
-    memset(handle, 0, sizeof *handle);
-    memcpy(handle, &ipc, sizeof ipc);
-    return result;
-}
-
-CUresult impl_cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned int flags)
-{
-    unsigned int card;
-    uint64_t bytes;
-    struct ipc ipc;
-    CUcontext context;
-    void *start;
-
-    TRY(current(&context));
-    if (!at || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-        return CUDA_ERROR_INVALID_VALUE;
-    memcpy(&ipc, &handle, sizeof ipc);
-    if (ipc.pid == getpid())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    TRY(from_errno(sim_import(ipc.id, &card, &bytes)));
-    CUresult result = add_range(
-        &(struct range){.bytes = bytes, .kind = KIND_IMPORT, .context = context,
-                        .device = context->device, .export = ipc.id}, &start);
-    if (result != CUDA_SUCCESS) {
-        sim_unimport(ipc.id);
-        return result;
-    }
-    *at = (CUdeviceptr)start;
-    return CUDA_SUCCESS;
-}
-
-CUresult impl_cuIpcOpenMemHandle(CUdeviceptr *at, CUipcMemHandle handle, unsigned int flags)
-{
-    return impl_cuIpcOpenMemHandle_v2(at, handle, flags);
-}
-
-CUresult impl_cuIpcCloseMemHandle(CUdeviceptr at)
-{
-    TRY(ready());
-    return free_range(at, 1u << KIND_IMPORT);
 }

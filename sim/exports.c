@@ -1,7 +1,31 @@
 /* Memory shared between processes by IPC: who is charged for it. */
 #include "shared.h"
+#include "conf.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* Under the mutex: `export_changes` is odd while an export is changed. It may be so already, left by
+ * one who died over it. */
+static struct shared *begin(void)
+{
+    struct shared *shared = sim_lock();
+
+    shared->export_changes |= 1;
+    return shared;
+}
+
+static void end(struct shared *shared)
+{
+    shared->export_changes = (shared->export_changes | 1) + 1;
+    sim_unlock();
+}
+
+void sim_export_path(uint64_t id, char *path, size_t size)
+{
+    snprintf(path, size, "%s/mem.%llu", sim_dir(), (unsigned long long)id);
+}
 
 static struct export *find(struct shared *shared, uint64_t id)
 {
@@ -25,8 +49,9 @@ static int counts_for(struct export *export)
     return -1;
 }
 
-uint64_t exports_bytes(struct shared *shared, unsigned int card, int slot)
+uint64_t exports_bytes(unsigned int card, int slot)
 {
+    struct shared *shared = sim_shared();
     uint64_t sum = 0;
 
     for (int i = 0; i < shared->exports_end; i++) {
@@ -44,11 +69,17 @@ uint64_t exports_bytes(struct shared *shared, unsigned int card, int slot)
 /* The holder gives it up: an importer takes it over, or nobody is left. */
 static void pass_on(struct export *export)
 {
+    char path[4096];
+
     export->owned = false;
-    if (export->importers == 0)
-        export->id = 0;
-    else
-        export->holder = export->importer[--export->importers];
+    if (export->importers) {
+        export->holder = export->importer[export->importers - 1];
+        export->importers--;
+        return;
+    }
+    sim_export_path(export->id, path, sizeof path);
+    unlink(path);
+    export->id = 0;
 }
 
 /* One import less for `slot`; whether there was one. */
@@ -56,7 +87,8 @@ static bool leave(struct export *export, int slot)
 {
     for (unsigned int i = 0; i < export->importers; i++)
         if (export->importer[i] == slot) {
-            export->importer[i] = export->importer[--export->importers];
+            export->importer[i] = export->importer[export->importers - 1];
+            export->importers--;
             return true;
         }
     if (export->owned || export->holder != slot)
@@ -65,83 +97,96 @@ static bool leave(struct export *export, int slot)
     return true;
 }
 
-void exports_leave(struct shared *shared, int slot)
+void exports_leave(int slot)
 {
-    for (int i = 0; i < SIM_EXPORTS; i++) {
+    struct shared *shared = sim_shared();
+
+    shared->export_changes |= 1;
+    for (int i = 0; i < shared->exports_end; i++) {
         struct export *export = &shared->exports[i];
 
-        if (!export->id)
-            continue;
-        while (leave(export, slot))
+        while (export->id && leave(export, slot))
             ;
         if (export->id && export->holder == slot)
             pass_on(export);
     }
+    while (shared->exports_end && !shared->exports[shared->exports_end - 1].id)
+        shared->exports_end--;
+    shared->export_changes = (shared->export_changes | 1) + 1;
+}
+
+static struct export *free_export(struct shared *shared)
+{
+    for (int i = 0; i < SIM_EXPORTS; i++)
+        if (!shared->exports[i].id) {
+            if (i >= shared->exports_end)
+                shared->exports_end = i + 1;
+            return &shared->exports[i];
+        }
+    return NULL;
 }
 
 int sim_export(unsigned int card, uint64_t bytes, uint64_t *id)
 {
-    struct shared *shared = sim_lock();
-    int slot = sim_own_slot_locked(), result = slot < 0 ? slot : -ENOSPC;
+    struct shared *shared = begin();
+    int slot = sim_own_slot_locked();
+    struct export *export = slot < 0 ? NULL : free_export(shared);
 
-    for (int i = 0; slot >= 0 && result && i < SIM_EXPORTS; i++)
-        if (!shared->exports[i].id) {
-            struct export *export = &shared->exports[i];
-
-            *id = ++shared->exported;
-            export->card = card;
-            export->bytes = bytes;
-            export->holder = slot;
-            export->owned = true;
-            export->importers = 0;
-            if (i >= shared->exports_end)
-                shared->exports_end = i + 1;
-            export->id = *id;
-            shared->slots[slot].bytes[card] -= bytes; /* it counts in the export from now on */
-            result = 0;
-        }
-    sim_unlock();
-    return result;
+    if (export) {
+        memory_begin(slot);
+        *id = ++shared->exported;
+        export->card = card;
+        export->bytes = bytes;
+        export->holder = slot;
+        export->owned = true;
+        export->importers = 0;
+        export->id = *id;
+        shared->cards[card].bytes[slot] -= bytes; /* it counts in the export from now on */
+        memory_end(slot);
+    }
+    end(shared);
+    return slot < 0 ? slot : export ? 0 : -ENOSPC;
 }
 
 int sim_import(uint64_t id, unsigned int *card, uint64_t *bytes)
 {
-    struct shared *shared = sim_lock();
+    struct shared *shared = begin();
     int slot = sim_own_slot_locked(), result = slot < 0 ? slot : 0;
 
-    if (!result)
-        sim_reap(shared);
     struct export *export = find(shared, id);
-    if (!result && !export)
+    if (!result && (!export || counts_for(export) < 0))
         result = -ENOENT;
+    if (!result && export->owned && export->holder == slot)
+        result = -EBUSY;
     if (!result && export->importers == SIM_IMPORTERS)
         result = -ENOSPC;
     if (!result) {
-        export->importer[export->importers++] = slot;
+        export->importer[export->importers] = slot;
+        export->importers++;
         *card = export->card;
         *bytes = export->bytes;
     }
-    sim_unlock();
+    end(shared);
     return result;
 }
 
 void sim_unexport(uint64_t id)
 {
-    struct shared *shared = sim_lock();
+    struct shared *shared = begin();
     struct export *export = find(shared, id);
 
     if (export)
         pass_on(export);
-    sim_unlock();
+    end(shared);
 }
 
 void sim_unimport(uint64_t id)
 {
-    struct shared *shared = sim_lock();
+    struct shared *shared = begin();
     struct export *export = find(shared, id);
     int slot = sim_own_slot_locked();
 
     if (export && slot >= 0)
         leave(export, slot);
-    sim_unlock();
+    end(shared);
 }

@@ -5,53 +5,81 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_USES SIM_SLOTS
-
 static const char usage[] =
     "usage: mgpu-sim status [--json]\n"
     "       mgpu-sim fault CARD none|lost|unknown|timeout|hang\n"
     "       mgpu-sim reset\n";
 
+static struct sim_snapshot now;
+
+static void print_text(const char *text)
+{
+    putchar('"');
+    for (; *text; text++)
+        if (*text == '"' || *text == '\\')
+            printf("\\%c", *text);
+        else if ((unsigned char)*text < ' ')
+            printf("\\u%04x", (unsigned int)*text);
+        else
+            putchar(*text);
+    putchar('"');
+}
+
+static void print_card(unsigned int card)
+{
+    const struct sim_card_conf *it = &sim_conf()->card[card];
+
+    printf("%s\n  {\"index\": %u, \"name\": ", card ? "," : "", card);
+    print_text(it->name);
+    printf(", \"uuid\": ");
+    print_text(it->uuid);
+    printf(", \"minor\": %u, \"total_bytes\": %llu, \"reserved_bytes\": %llu, "
+           "\"used_bytes\": %llu, \"busy_ns\": %llu, \"fault\": \"%s\", \"processes\": [",
+           it->minor, (unsigned long long)it->memory_bytes, (unsigned long long)it->reserved_bytes,
+           (unsigned long long)now.used_bytes[card], (unsigned long long)now.busy_ns[card],
+           sim_fault_names[sim_fault(card)]);
+    for (unsigned int i = 0; i < now.uses[card]; i++) {
+        const struct sim_use *use = &now.use[card][i];
+
+        printf("%s\n    {\"pid\": %d, \"bytes\": %llu, \"contexts\": %u, \"busy_ns\": %llu}",
+               i ? "," : "", use->pid, (unsigned long long)use->bytes, use->contexts,
+               (unsigned long long)use->busy_ns);
+    }
+    printf("]}");
+}
+
 static void print_json(void)
 {
-    static struct sim_use uses[MAX_USES];
-    const struct sim_conf *conf = sim_conf();
-
-    printf("{\"driver_version\": \"%s\", \"cards\": [", conf->driver_version);
-    for (unsigned int card = 0; card < conf->cards; card++) {
-        const struct sim_card_conf *it = &conf->card[card];
-        unsigned int count = sim_uses(card, uses, MAX_USES);
-
-        printf("%s\n  {\"index\": %u, \"name\": \"%s\", \"uuid\": \"%s\", \"minor\": %u, "
-               "\"total_bytes\": %llu, \"reserved_bytes\": %llu, \"used_bytes\": %llu, "
-               "\"fault\": \"%s\", \"processes\": [",
-               card ? "," : "", card, it->name, it->uuid, it->minor,
-               (unsigned long long)it->memory_bytes, (unsigned long long)it->reserved_bytes,
-               (unsigned long long)sim_used(card), sim_fault_names[sim_fault(card)]);
-        for (unsigned int i = 0; i < count; i++)
-            printf("%s\n    {\"pid\": %d, \"bytes\": %llu, \"contexts\": %u}", i ? "," : "",
-                   uses[i].pid, (unsigned long long)uses[i].bytes, uses[i].contexts);
-        printf("]}");
-    }
+    printf("{\"driver_version\": ");
+    print_text(sim_conf()->driver_version);
+    printf(", \"settled\": %s, \"cards\": [", now.settled ? "true" : "false");
+    for (unsigned int card = 0; card < sim_conf()->cards; card++)
+        print_card(card);
     printf("]}\n");
 }
 
 static void print_table(void)
 {
-    static struct sim_use uses[MAX_USES];
-    const struct sim_conf *conf = sim_conf();
-
-    for (unsigned int card = 0; card < conf->cards; card++) {
-        const struct sim_card_conf *it = &conf->card[card];
-        unsigned int count = sim_uses(card, uses, MAX_USES);
+    for (unsigned int card = 0; card < sim_conf()->cards; card++) {
+        const struct sim_card_conf *it = &sim_conf()->card[card];
 
         printf("card %u  %s  %llu of %llu MiB in use, fault %s\n", card, it->name,
-               (unsigned long long)sim_used(card) >> 20, (unsigned long long)it->memory_bytes >> 20,
-               sim_fault_names[sim_fault(card)]);
-        for (unsigned int i = 0; i < count; i++)
-            printf("    pid %-8d %8llu MiB  %u contexts\n", uses[i].pid,
-                   (unsigned long long)uses[i].bytes >> 20, uses[i].contexts);
+               (unsigned long long)now.used_bytes[card] >> 20,
+               (unsigned long long)it->memory_bytes >> 20, sim_fault_names[sim_fault(card)]);
+        for (unsigned int i = 0; i < now.uses[card]; i++)
+            printf("    pid %-8d %8llu MiB  %u contexts\n", now.use[card][i].pid,
+                   (unsigned long long)now.use[card][i].bytes >> 20, now.use[card][i].contexts);
     }
+}
+
+static int print_status(bool json)
+{
+    sim_take_snapshot(&now);
+    if (json)
+        print_json();
+    else
+        print_table();
+    return 0;
 }
 
 static int set_fault(const char *card, const char *name)
@@ -76,9 +104,9 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc == 2 && !strcmp(argv[1], "status"))
-        print_table();
+        return print_status(false);
     else if (argc == 3 && !strcmp(argv[1], "status") && !strcmp(argv[2], "--json"))
-        print_json();
+        return print_status(true);
     else if (argc == 4 && !strcmp(argv[1], "fault"))
         return set_fault(argv[2], argv[3]);
     else if (argc == 2 && !strcmp(argv[1], "reset"))

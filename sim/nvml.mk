@@ -29,5 +29,6 @@ $(NVML_STUBS).o: $(NVML_STUBS).c nvml_sim.h
 	$(CC) $(NVML_CFLAGS) -Wno-unused-parameter -c -o $@ $<
 
 $(NVML_LIB): $(NVML_OBJECTS) $(NVML_STUBS).o $(STATE_OBJECTS) nvml.map
-	$(CC) -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=nvml.map -Wl,-z,defs -o $@ \
+	$(CC) -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=nvml.map -Wl,-z,defs -Wl,-Bsymbolic -o $@.new \
 	    $(NVML_OBJECTS) $(NVML_STUBS).o $(STATE_OBJECTS) -pthread
+	mv $@.new $@

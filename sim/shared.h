@@ -1,8 +1,12 @@
 /* The layout of the state file, and what its users share.
  *
- * What a process holds is in its slot: written by it alone, read by all, without the mutex. So a
- * process that is stopped or frozen at any point never keeps another from its memory or figures.
- * All else is written under the mutex, which survives the death of its owner. */
+ * A process may be stopped or frozen at any instruction, and must not hold up the others with it:
+ * - What a process holds is written by it alone, read by all, without a lock.
+ * - How far a card has got (a `line`) is never changed in place: who works it out does so on a
+ *   copy, writes that into a buffer of the card that nobody uses, and makes it the one in force if
+ *   no other was faster.
+ * - Only births of slots, contexts and exports are under a mutex, which survives its owner's death.
+ */
 #ifndef MGPU_SIM_SHARED_H
 #define MGPU_SIM_SHARED_H
 
@@ -12,44 +16,64 @@
 #include <stdatomic.h>
 
 #define SHARED_MAGIC 0x6d677075u
-#define SHARED_VERSION 2u
+#define SHARED_VERSION 3u
+#define SHARED_CELLS 256
+#define LINE_MEMBERS 2048
+#define LINE_BUFFERS 64
 
-struct bucket {
-    uint64_t number; /* its start is number * SIM_BUCKET_NS on CLOCK_MONOTONIC */
+/* A context in a card's line; or, with context -1, what closed contexts of a process have used. */
+struct member {
+    int context;
+    int slot;
+    uint64_t born; /* of the slot */
+    uint64_t done; /* the number of its last work that is done */
+    uint64_t left_ns; /* of the work after that; 0: not begun */
     uint64_t busy_ns;
-    unsigned int users;
-    struct {
-        int slot;
-        uint64_t born; /* of the slot: another owner of it is another user */
-        uint64_t busy_ns;
-    } user[SIM_BUCKET_USERS];
+};
+
+struct line {
+    uint64_t now_ns; /* CLOCK_MONOTONIC: how far the card has been followed */
+    uint64_t busy_ns;
+    uint64_t slice_left_ns; /* of the member whose turn it is */
+    unsigned int turn, members;
+    struct member member[LINE_MEMBERS];
 };
 
 struct shared_card {
     _Atomic int fault;
-    uint64_t now_ns;      /* how far the timeline has been worked out, CLOCK_MONOTONIC */
-    unsigned int waiting; /* contexts with work, in turn from the front */
-    int queue[SIM_CONTEXTS];
-    uint64_t slice_left_ns;
-    struct bucket buckets[SIM_BUCKETS];
+    _Atomic uint64_t version;              /* changes * LINE_BUFFERS + buffer in force */
+    _Atomic uint64_t claims[LINE_BUFFERS]; /* birth of the slot that writes there; 0: free */
+    struct line lines[LINE_BUFFERS];
+    _Atomic uint64_t totals[SIM_BUCKETS];
+    _Atomic uint64_t cells[SIM_BUCKETS][SHARED_CELLS];
+    _Atomic uint64_t bytes[SIM_SLOTS]; /* what each process holds */
 };
 
 struct slot {
-    _Atomic uint64_t born; /* 0: free; else unlike that of any owner before */
-    _Atomic uint64_t bytes[SIM_CARDS];
+    _Atomic uint64_t born;    /* 0: free; else unlike that of any owner before */
+    _Atomic uint64_t changes; /* of its bytes: made << 32 | under way */
     _Atomic unsigned int contexts[SIM_CARDS];
+} __attribute__((aligned(64)));
+
+struct work {
+    uint64_t at_ns, need_ns;
+};
+
+struct ended {
+    _Atomic uint64_t number, at_ns;
 };
 
 struct context {
-    bool taken;
+    _Atomic bool taken;
     int slot;
+    uint64_t born; /* of the slot */
     unsigned int card;
-    uint64_t submitted, done;
-    uint64_t left_ns[SIM_QUEUE];  /* of work n at n % SIM_QUEUE */
-    uint64_t ended_ns[SIM_QUEUE]; /* of work that is done, likewise */
+    _Atomic uint64_t submitted;
+    struct work work[SIM_QUEUE]; /* work n at n % SIM_QUEUE; by the owner alone */
+    struct ended ended[SIM_QUEUE];
 };
 
-/* Memory that its owner has handed out by IPC; it is not in the owner's slot any more. It counts
+/* Memory that its owner has handed out by IPC; it is not in the owner's bytes any more. It counts
  * for `holder`: the owner while it has it, after that one of the importers. */
 struct export {
     _Atomic uint64_t id; /* 0: free; told to importers */
@@ -64,9 +88,11 @@ struct export {
 struct shared {
     unsigned int magic, version;
     pthread_mutex_t mutex;
-    uint64_t reaped_ns;
-    uint64_t births, exported;           /* numbers given out so far */
-    _Atomic int slots_end, exports_end;  /* behind the last that was ever in use */
+    _Atomic uint64_t reaped_ns;
+    uint64_t births, exported;          /* numbers given out so far */
+    _Atomic uint64_t export_changes;    /* odd: one is under way */
+    _Atomic int slots_end, exports_end; /* behind the last in use */
+    _Atomic int contexts_end;           /* behind the last that ever was */
     struct shared_card cards[SIM_CARDS];
     struct slot slots[SIM_SLOTS];
     struct context contexts[SIM_CONTEXTS];
@@ -81,22 +107,39 @@ struct shared *sim_lock_within_ms(unsigned int ms);
 void sim_unlock(void);
 /* Give back what dead processes held. Under the mutex. */
 void sim_reap(struct shared *shared);
+/* The same, but only now and then, and not while somebody keeps the mutex. */
+void sim_reap_when_due(void);
 /* This process's slot, taken if need be; a negative errno. The second form: under the mutex. */
 int sim_own_slot(void);
 int sim_own_slot_locked(void);
+/* The birth of this process's slot; 0: it has none. */
+uint64_t sim_birth(void);
 /* Whether the slot's owner lives, and its PID in this process's namespace. */
 bool sim_slot_alive(int slot, pid_t *pid);
 uint64_t sim_now_ns(void);
 
+/* memory.c: a change of a slot's bytes is between these. */
+void memory_begin(int slot);
+void memory_end(int slot);
+
 /* exports.c */
 /* Bytes of exports on a card that count for a slot; for -1: for any living process. */
-uint64_t exports_bytes(struct shared *shared, unsigned int card, int slot);
+uint64_t exports_bytes(unsigned int card, int slot);
 /* What becomes of exports when a process dies. Under the mutex. */
-void exports_leave(struct shared *shared, int slot);
+void exports_leave(int slot);
 
-/* timeline.c, under the mutex */
-void timeline_advance(struct shared *shared, unsigned int card, uint64_t until_ns);
-void timeline_drop(struct shared *shared, int context);
-void timeline_rebuild(struct shared *shared);
+/* timeline.c */
+void timeline_init(struct shared *fresh);
+void timeline_child(void);
+/* Take the context out. */
+void timeline_drop(int context);
+/* Card time used by a slot's owner, and for -1 by all. */
+uint64_t timeline_busy_ns(unsigned int card, int slot);
+/* Follow the card up to now. */
+void timeline_follow(unsigned int card);
+
+/* samples.c */
+/* Book `ns` of card time from `start_ns` on for a process, in the buckets that it touches. */
+void samples_book(unsigned int card, int slot, uint64_t born, uint64_t start_ns, uint64_t ns);
 
 #endif

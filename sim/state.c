@@ -1,4 +1,4 @@
-/* The state file: attaching, slots, memory, faults. */
+/* The state file: attaching, slots, faults. */
 #include "shared.h"
 #include "conf.h"
 
@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define REAP_EVERY_NS 20000000ull
+#define SLOT_WAIT_MS 500 /* longer than anybody is frozen at a stretch */
 #define LOCK_FILES 16 /* the kernel walks all locks of a file for each question: keep them short */
 
 const char *const sim_fault_names[SIM_FAULTS] = {"none", "lost", "unknown", "timeout", "hang"};
@@ -21,7 +23,6 @@ static struct shared *shared;
 static struct sim_conf conf;
 static int lock_fds[LOCK_FILES];
 static int own_slot = -1;
-static pid_t own_slot_pid;
 
 uint64_t sim_now_ns(void)
 {
@@ -49,6 +50,7 @@ static int init_shared(int fd)
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&fresh->mutex, &attributes);
+    timeline_init(fresh);
     fresh->version = SHARED_VERSION;
     __atomic_store_n(&fresh->magic, SHARED_MAGIC, __ATOMIC_RELEASE);
     munmap(fresh, sizeof *fresh);
@@ -67,16 +69,26 @@ static int open_file(const char *name)
     return fd;
 }
 
+/* Whether the file is one that this library made, and made to its end. */
+static bool is_ours(int fd)
+{
+    unsigned int head[2] = {0};
+    struct stat facts;
+
+    return !fstat(fd, &facts) && facts.st_size == (off_t)sizeof(struct shared) &&
+           pread(fd, head, sizeof head, 0) == sizeof head && head[0] == SHARED_MAGIC &&
+           head[1] == SHARED_VERSION;
+}
+
 /* The state, made and filled in by whoever comes first. */
 static int map_state(void)
 {
-    struct stat facts;
     int result = 0, fd = open_file("state");
 
     if (fd < 0)
         return fd;
     flock(fd, LOCK_EX);
-    if (fstat(fd, &facts) || facts.st_size != (off_t)sizeof(struct shared))
+    if (!is_ours(fd))
         result = init_shared(fd);
     flock(fd, LOCK_UN);
     void *at = result ? MAP_FAILED
@@ -103,6 +115,14 @@ static int open_locks(void)
     return 0;
 }
 
+/* A child of a fork has nothing of its parent's: it is another process to the simulation. */
+static void in_child(void)
+{
+    own_slot = -1;
+    pthread_mutex_init(&attach_lock, NULL);
+    timeline_child();
+}
+
 int sim_attach(void)
 {
     int result = 0;
@@ -115,18 +135,18 @@ int sim_attach(void)
             result = open_locks();
         if (!result)
             result = map_state();
+        if (!result)
+            pthread_atfork(NULL, NULL, in_child);
     }
     pthread_mutex_unlock(&attach_lock);
     return result;
 }
 
+/* What is under the mutex is written so that a death at any point leaves it in order. */
 static struct shared *locked(int result)
 {
-    if (result == EOWNERDEAD) { /* its owner died in the middle of a change */
-        timeline_rebuild(shared);
-        pthread_mutex_consistent(&shared->mutex);
-        result = 0;
-    }
+    if (result == EOWNERDEAD)
+        result = pthread_mutex_consistent(&shared->mutex);
     return result ? NULL : shared;
 }
 
@@ -164,70 +184,115 @@ static int lock_slot(int slot, int command, struct flock *lock)
     return fcntl(lock_fds[slot % LOCK_FILES], command, lock);
 }
 
+/* F_OFD_GETLK sees also the lock that another library in this same process holds. */
 bool sim_slot_alive(int slot, pid_t *pid)
 {
     struct flock lock;
 
-    *pid = getpid();
-    if (slot == own_slot && own_slot_pid == *pid)
+    if (slot == __atomic_load_n(&own_slot, __ATOMIC_ACQUIRE)) {
+        *pid = getpid();
         return true;
-    if (lock_slot(slot, F_GETLK, &lock))
-        return true;
+    }
+    if (lock_slot(slot, F_OFD_GETLK, &lock) && lock_slot(slot, F_GETLK, &lock))
+        lock.l_pid = 0;
     *pid = lock.l_pid;
     return lock.l_type != F_UNLCK;
 }
 
-static void clear_slot(int slot)
+/* Take away what the slot's owner of that birth held. */
+static void clear_slot(int slot, uint64_t born)
 {
-    for (int i = 0; i < SIM_CONTEXTS; i++)
-        if (shared->contexts[i].taken && shared->contexts[i].slot == slot)
-            timeline_drop(shared, i);
-    exports_leave(shared, slot);
-    memset(shared->slots[slot].bytes, 0, sizeof shared->slots[slot].bytes);
-    memset(shared->slots[slot].contexts, 0, sizeof shared->slots[slot].contexts);
-    shared->slots[slot].born = 0;
+    for (int i = 0; i < shared->contexts_end; i++) {
+        struct context *context = &shared->contexts[i];
+
+        if (context->taken && context->slot == slot && context->born == born)
+            timeline_drop(i);
+    }
+    exports_leave(slot);
+    for (unsigned int card = 0; card < SIM_CARDS; card++) {
+        shared->cards[card].bytes[slot] = 0;
+        shared->slots[slot].contexts[card] = 0;
+    }
+    shared->slots[slot].changes = 0;
 }
 
 void sim_reap(struct shared *it)
 {
     pid_t pid;
 
-    for (int slot = 0; slot < it->slots_end; slot++)
-        if (it->slots[slot].born && !sim_slot_alive(slot, &pid))
-            clear_slot(slot);
+    if (sim_own_slot_locked() < 0)
+        return;
     it->reaped_ns = sim_now_ns();
+    for (int slot = 0; slot < it->slots_end; slot++) {
+        uint64_t born = it->slots[slot].born;
+
+        if (!born || sim_slot_alive(slot, &pid))
+            continue;
+        clear_slot(slot, born);
+        it->slots[slot].born = 0;
+    }
+    while (it->slots_end && !it->slots[it->slots_end - 1].born)
+        it->slots_end--;
+}
+
+void sim_reap_when_due(void)
+{
+    if (sim_now_ns() - shared->reaped_ns < REAP_EVERY_NS || !sim_lock_within_ms(0))
+        return;
+    sim_reap(shared);
+    sim_unlock();
+}
+
+/* Have the slot, if its lock can be had: if it is free, or its owner dead. */
+static bool take_slot(int slot)
+{
+    uint64_t before = shared->slots[slot].born;
+    struct flock lock;
+
+    if (lock_slot(slot, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
+        return false;
+    if (lock_slot(slot, F_SETLK, &lock))
+        return false;
+    shared->slots[slot].born = ++shared->births;
+    if (slot >= shared->slots_end)
+        shared->slots_end = slot + 1;
+    __atomic_store_n(&own_slot, slot, __ATOMIC_RELEASE);
+    clear_slot(slot, before);
+    return true;
 }
 
 int sim_own_slot_locked(void)
 {
-    if (own_slot >= 0 && own_slot_pid == getpid())
+    if (own_slot >= 0)
         return own_slot;
-    sim_reap(shared);
-    for (int slot = 0; slot < SIM_SLOTS; slot++) {
-        struct flock lock;
-
-        if (shared->slots[slot].born || lock_slot(slot, F_SETLK, &lock))
-            continue;
-        if (slot >= shared->slots_end)
-            shared->slots_end = slot + 1;
-        shared->slots[slot].born = ++shared->births;
-        own_slot_pid = getpid();
-        __atomic_store_n(&own_slot, slot, __ATOMIC_RELEASE);
-        return slot;
-    }
-    return -EAGAIN;
+    for (int pass = 0; own_slot < 0 && pass < 2; pass++)
+        for (int slot = 0; slot < SIM_SLOTS; slot++)
+            if ((pass || !shared->slots[slot].born) && take_slot(slot))
+                break;
+    if (own_slot < 0)
+        return -EAGAIN;
+    sim_reap(shared); /* as often as processes come, so that slots stay few */
+    return own_slot;
 }
 
 int sim_own_slot(void)
 {
     int slot = __atomic_load_n(&own_slot, __ATOMIC_ACQUIRE);
 
-    if (slot >= 0 && own_slot_pid == getpid())
+    if (slot >= 0)
         return slot;
-    sim_lock();
+    if (!sim_lock_within_ms(SLOT_WAIT_MS))
+        return -EAGAIN;
     slot = sim_own_slot_locked();
     sim_unlock();
     return slot;
+}
+
+uint64_t sim_birth(void)
+{
+    int slot = __atomic_load_n(&own_slot, __ATOMIC_ACQUIRE);
+
+    return slot < 0 ? 0 : shared->slots[slot].born;
 }
 
 int sim_open_node(unsigned int card)
@@ -266,69 +331,4 @@ void sim_reset(void)
     sim_lock();
     sim_reap(shared);
     sim_unlock();
-}
-
-/* All bytes in slots, of dead processes too that nobody has reaped yet. */
-static uint64_t booked(unsigned int card)
-{
-    uint64_t sum = exports_bytes(shared, card, -1);
-
-    for (int slot = 0; slot < shared->slots_end; slot++)
-        sum += shared->slots[slot].bytes[card];
-    return sum;
-}
-
-uint64_t sim_used(unsigned int card)
-{
-    uint64_t sum = exports_bytes(shared, card, -1);
-    pid_t pid;
-
-    for (int slot = 0; slot < shared->slots_end; slot++)
-        if (shared->slots[slot].bytes[card] && sim_slot_alive(slot, &pid))
-            sum += shared->slots[slot].bytes[card];
-    return sum;
-}
-
-/* Add, look, take back when it was too much: two that race may both be refused, never both served.
- */
-int sim_charge(unsigned int card, uint64_t bytes)
-{
-    uint64_t room = conf.card[card].memory_bytes - conf.card[card].reserved_bytes;
-    int slot = sim_own_slot();
-
-    if (slot < 0)
-        return slot;
-    if (bytes > room)
-        return -ENOMEM;
-    shared->slots[slot].bytes[card] += bytes;
-    if (booked(card) <= room || sim_used(card) <= room)
-        return 0;
-    shared->slots[slot].bytes[card] -= bytes;
-    return -ENOMEM;
-}
-
-void sim_uncharge(unsigned int card, uint64_t bytes)
-{
-    int slot = sim_own_slot();
-
-    if (slot >= 0)
-        shared->slots[slot].bytes[card] -= bytes;
-}
-
-unsigned int sim_uses(unsigned int card, struct sim_use *to, unsigned int room)
-{
-    unsigned int count = 0;
-    pid_t pid;
-
-    for (int slot = 0; slot < shared->slots_end; slot++) {
-        struct slot *it = &shared->slots[slot];
-        uint64_t bytes = it->bytes[card] + exports_bytes(shared, card, slot);
-
-        if (!it->born || (!bytes && !it->contexts[card]) || !sim_slot_alive(slot, &pid))
-            continue;
-        if (count < room)
-            to[count] = (struct sim_use){slot, pid, bytes, it->contexts[card]};
-        count++;
-    }
-    return count;
 }

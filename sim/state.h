@@ -4,7 +4,12 @@
  * is going on. Each process that uses a card owns a slot in the state and an fcntl lock on the
  * slot's byte of one of the files `locks.N`: the kernel drops the lock at any death and tells the
  * owner's PID in the asker's own PID namespace. Who finds a slot without its lock gives back what
- * the dead process held. */
+ * the dead process held.
+ *
+ * How a library uses it: sim_attach() once, then sim_conf() for what the cards are, sim_open_node()
+ * for whether this process may see one, sim_uses() and sim_busy() for who holds and who used it,
+ * sim_fault() before each answer. Nothing here waits for a process that is stopped or frozen but
+ * the births of slots, contexts and exports. */
 #ifndef MGPU_SIM_STATE_H
 #define MGPU_SIM_STATE_H
 
@@ -20,7 +25,6 @@
 #define SIM_EXPORTS 1024
 #define SIM_IMPORTERS 16
 #define SIM_BUCKETS 64
-#define SIM_BUCKET_USERS 256
 #define SIM_BUCKET_NS 166666667ull /* 1/6 s: NVML's sample period */
 #define SIM_SLICE_NS 2000000ull    /* 2 ms: how long a context runs before the next one's turn */
 
@@ -43,6 +47,7 @@ struct sim_conf {
     int cuda_version; /* 13000 for 13.0 */
     uint64_t context_bytes;
     char dev_root[256];
+    bool preempt; /* a slice's end interrupts a kernel; else it waits for the kernel's end */
     unsigned int cards;
     struct sim_card_conf card[SIM_CARDS];
 };
@@ -52,6 +57,16 @@ struct sim_use {
     pid_t pid; /* in the caller's PID namespace; 0 when it has none there */
     uint64_t bytes;
     unsigned int contexts;
+    uint64_t busy_ns; /* card time since its birth */
+};
+
+/* All cards at one moment. `settled` is false when they would not keep still for it. */
+struct sim_snapshot {
+    bool settled;
+    uint64_t used_bytes[SIM_CARDS];
+    uint64_t busy_ns[SIM_CARDS];
+    unsigned int uses[SIM_CARDS];
+    struct sim_use use[SIM_CARDS][SIM_SLOTS];
 };
 
 struct sim_busy {
@@ -78,15 +93,20 @@ void sim_reset(void);
 int sim_charge(unsigned int card, uint64_t bytes);
 void sim_uncharge(unsigned int card, uint64_t bytes);
 uint64_t sim_used(unsigned int card);
+/* How many processes use the card; the first `room` of them are written. */
 unsigned int sim_uses(unsigned int card, struct sim_use *to, unsigned int room);
+void sim_take_snapshot(struct sim_snapshot *to);
 
 /* IPC. An export stays charged to its owner; when the owner gives it up or dies while others have
  * it open, one of them is charged instead. Negative errno on failure. */
 int sim_export(unsigned int card, uint64_t bytes, uint64_t *id);
+/* -EBUSY: it is this process's own. */
 int sim_import(uint64_t id, unsigned int *card, uint64_t *bytes);
 /* The owner frees it; an importer closes it. */
 void sim_unexport(uint64_t id);
 void sim_unimport(uint64_t id);
+/* The file with the content of an export, for its owner to make and importers to open. */
+void sim_export_path(uint64_t id, char *path, size_t size);
 
 /* A context of this process on a card, with its queue. */
 int sim_context_open(unsigned int card);
@@ -95,7 +115,7 @@ void sim_context_close(int context);
 int64_t sim_submit(int context, uint64_t work_ns);
 /* 0 when work `number` is done, else how many nanoseconds to sleep before asking again. */
 uint64_t sim_pending_ns(int context, uint64_t number);
-/* How long the oldest work of the context still needs at least; 0 when there is none. */
+/* How long the oldest work of the context still needs; 0 when there is none. */
 uint64_t sim_oldest_ns(int context);
 uint64_t sim_submitted(int context);
 /* When done work ended (CLOCK_MONOTONIC); 0 when that is no longer known. */

@@ -44,6 +44,31 @@ def launch(ms, stream=0):
                         ((int(ms * 1000000),), (ctypes.c_uint64,)), 0))
 """
 
+# Descriptors and properties, for the calls that want some.
+MAKERS = """
+FLOAT, HALF, BYTE = (getattr(c.CUarray_format, "CU_AD_FORMAT_" + n)
+                     for n in ("FLOAT", "HALF", "UNSIGNED_INT8"))
+LAYERED = 1
+def flat(width, height, form, channels):
+    it = c.CUDA_ARRAY_DESCRIPTOR()
+    it.Width, it.Height, it.Format, it.NumChannels = width, height, form, channels
+    return it
+def solid(width, height, depth, form, channels, flags=0):
+    it = c.CUDA_ARRAY3D_DESCRIPTOR()
+    it.Width, it.Height, it.Depth, it.Format, it.NumChannels = width, height, depth, form, channels
+    it.Flags = flags
+    return it
+properties = c.CUmemAllocationProp()
+properties.type = c.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+properties.location.type = c.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+properties.location.id = 0
+pool_properties = c.CUmemPoolProps()
+pool_properties.allocType = c.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+pool_properties.location.type = c.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+pool_properties.location.id = 0
+pool = ok(c.cuMemPoolCreate(pool_properties))
+"""
+
 
 class Process:
     """A program on the simulation, spoken to by lines, answering by lines of JSON."""
@@ -119,6 +144,16 @@ class SimLab:
         process = Process([sys.executable, str(CLIENT)], self.env)
         assert process.read() == {"init": 0}
         return process
+
+    def start(self, code: str, *arguments: object) -> Process:
+        """A CUDA program (after BEGIN) as a process to speak to."""
+        command = [sys.executable, "-c", BEGIN + code, *map(str, arguments)]
+        return Process(command, {**self.env, "MGPU_SIM": str(SIM / "mgpu-sim")})
+
+    def cuda(self, code: str, *arguments: object, **env: str) -> Any:
+        """The JSON that a CUDA program (after BEGIN) prints."""
+        env["MGPU_SIM"] = str(SIM / "mgpu-sim")
+        return json.loads(self.python(BEGIN + code, *arguments, **env))
 
     def python(self, code: str, *arguments: object, **env: str) -> str:
         """What a Python program on the simulation prints."""
