@@ -7,14 +7,19 @@
  */
 #include <uapi/linux/bpf.h>
 
+#include "whose.h"
+
 /* Kernels before 6.1 let device programs call less than they let those that count. */
 #ifdef MGPU_GATE_NO_ANCESTORS
-#define MGPU_NO_ANCESTORS 1
+#define GATE_ANCESTORS 0
+#else
+#define GATE_ANCESTORS 1
 #endif
 #ifdef MGPU_GATE_NO_TASK_ID
-#define MGPU_NO_TASK_ID
+#define GATE_TASK_IDS 0
+#else
+#define GATE_TASK_IDS 1
 #endif
-#include "whose.h"
 
 static __always_inline int is_card(struct mgpu_bound *container, __u32 minor)
 {
@@ -46,7 +51,7 @@ int mgpu_gate(struct bpf_cgroup_dev_ctx *ctx)
 		return 1;
 	if (major != now->card_major && major != now->uvm_major && !is_closed(now, major))
 		return 1;
-	container = mgpu_whose();
+	container = mgpu_whose_by(GATE_TASK_IDS, GATE_ANCESTORS);
 	if (!container)
 		return ctx->access_type >> 16 == BPF_DEVCG_ACC_MKNOD;
 	if (major == now->card_major && minor == now->ctl_minor)

@@ -1,4 +1,4 @@
-"""Compiles one source of bpf/ with bcc, pins its programs, and exits: the child of loader.py.
+"""Compiles sources of bpf/ with bcc, pins their programs, and exits: the child of loader.py.
 
 Runs as ``python -m mgpu.probes.compile`` with a job (JSON) on standard input, so that LLVM never
 is in the agent's memory. What bcc and the verifier say goes to standard error as it is.
@@ -32,10 +32,11 @@ def flatten(folder: Path, name: str, seen: Set[str]) -> str:
 
 
 def compile_job(job: Dict[str, Any]) -> None:
-    """Compile ``job["source"]``, load each of ``job["programs"]`` and pin it."""
+    """Compile ``job["sources"]`` as one, load each of ``job["programs"]`` and pin it."""
     from bcc import BPF  # type: ignore[import-untyped]
 
-    text = flatten(Path(job["folder"]), job["source"], set())
+    seen: Set[str] = set()
+    text = "\n".join(flatten(Path(job["folder"]), source, seen) for source in job["sources"])
     unit = BPF(text=text, cflags=job["flags"])
     for name, kind in job["programs"].items():
         function = unit.load_func(name, getattr(BPF, kind))

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from ctypes import sizeof
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from mgpu import bpf, log
 from mgpu.errors import NotCapable
@@ -37,8 +37,9 @@ PROGRAMS: Dict[str, Dict[str, str]] = {
     "cuda.c": dict.fromkeys((*slots.PROBES[:17], "mgpu_alloc_from"), "KPROBE"),
 }
 PROGRAMS["context.c"] = {name: "KPROBE" for name in slots.PROBES if name not in PROGRAMS["cuda.c"]}
-# The slowest first: sources are compiled side by side.
-ORDER = ("cuda.c", "context.c", "process.c", "gate.c")
+# Compiled side by side, about as long each; what the sources of one include is read once for both.
+Unit = Tuple[str, ...]
+UNITS: Tuple[Unit, ...] = (("cuda.c", "gate.c"), ("context.c", "process.c"))
 COMPILE_TIMEOUT_S = 120
 
 
@@ -67,7 +68,7 @@ class Loader:
         flags = self._flags()
         self._generation = self._hash(flags)
         self._open_maps()
-        missing = [source for source in ORDER if not self._is_loaded(source)]
+        missing = [unit for unit in UNITS if not all(map(self._is_loaded, unit))]
         if missing:
             self._compile(missing, flags)
         changed = self.slots.install(self.program)
@@ -182,28 +183,29 @@ class Loader:
     def _is_loaded(self, source: str) -> bool:
         return all((self._folder / name).exists() for name in PROGRAMS[source])
 
-    def _compile(self, sources: List[str], flags: List[str]) -> None:
-        """One child for each source, side by side."""
+    def _compile(self, units: List[Unit], flags: List[str]) -> None:
+        """One child for each unit, side by side."""
         self._folder.mkdir(parents=True, exist_ok=True)
         environment = dict(os.environ)
         environment["BCC_KERNEL_SOURCE"] = str(headers.prepare(self._run_dir))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        children = [(source, _start(self._job(source, flags), environment)) for source in sources]
-        for source, child in children:
+        children = [(unit, _start(self._job(unit, flags), environment)) for unit in units]
+        for unit, child in children:
             try:
                 _, said = child.communicate(timeout=COMPILE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 child.kill()
                 _, said = child.communicate()
             if child.returncode != 0:
-                raise _refused(source, said)
+                raise _refused(" and ".join(unit), said)
 
-    def _job(self, source: str, flags: List[str]) -> bytes:
+    def _job(self, unit: Unit, flags: List[str]) -> bytes:
+        programs = {name: kind for source in unit for name, kind in PROGRAMS[source].items()}
         return json.dumps(
             {
                 "folder": str(self._source),
-                "source": source,
-                "programs": PROGRAMS[source],
+                "sources": unit,
+                "programs": programs,
                 "flags": flags,
                 "target": str(self._folder),
             }
