@@ -91,8 +91,7 @@ unsigned int sim_uses(unsigned int card, struct sim_use *to, unsigned int room)
         if (!it->born || (!bytes && !it->contexts[card]) || !sim_slot_alive(slot, &pid))
             continue;
         if (count < room)
-            to[count] = (struct sim_use){slot, pid, bytes, it->contexts[card],
-                                         timeline_busy_ns(card, slot)};
+            to[count] = (struct sim_use){slot, pid, bytes, it->contexts[card], 0};
         count++;
     }
     return count;
@@ -128,8 +127,8 @@ void sim_take_snapshot(struct sim_snapshot *to)
         note_changes(before);
         for (unsigned int card = 0; card < sim_conf()->cards; card++) {
             to->used_bytes[card] = sim_used(card);
-            to->busy_ns[card] = timeline_busy_ns(card, -1);
             to->uses[card] = sim_uses(card, to->use[card], SIM_SLOTS);
+            to->busy_ns[card] = timeline_busy_ns(card, to->use[card], to->uses[card]);
         }
         note_changes(after);
         to->settled = is_still(before) && !memcmp(before, after, sizeof before);

@@ -77,12 +77,12 @@ struct context {
  * for `holder`: the owner while it has it, after that one of the importers. */
 struct export {
     _Atomic uint64_t id; /* 0: free; told to importers */
-    unsigned int card;
-    uint64_t bytes;
+    _Atomic unsigned int card;
+    _Atomic uint64_t bytes;
     _Atomic int holder;
     bool owned; /* the holder is still the one that allocated it */
     _Atomic unsigned int importers;
-    int importer[SIM_IMPORTERS];
+    _Atomic int importer[SIM_IMPORTERS];
 };
 
 struct shared {
@@ -112,6 +112,8 @@ void sim_reap_when_due(void);
 /* This process's slot, taken if need be; a negative errno. The second form: under the mutex. */
 int sim_own_slot(void);
 int sim_own_slot_locked(void);
+/* Take one, if that is soon done. */
+void sim_want_slot(void);
 /* The birth of this process's slot; 0: it has none. */
 uint64_t sim_birth(void);
 /* Whether the slot's owner lives, and its PID in this process's namespace. */
@@ -133,8 +135,8 @@ void timeline_init(struct shared *fresh);
 void timeline_child(void);
 /* Take the context out. */
 void timeline_drop(int context);
-/* Card time used by a slot's owner, and for -1 by all. */
-uint64_t timeline_busy_ns(unsigned int card, int slot);
+/* Card time used in all; and by those in the list, into it. */
+uint64_t timeline_busy_ns(unsigned int card, struct sim_use *uses, unsigned int count);
 /* Follow the card up to now. */
 void timeline_follow(unsigned int card);
 

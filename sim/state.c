@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define REAP_EVERY_NS 20000000ull
-#define SLOT_WAIT_MS 500 /* longer than anybody is frozen at a stretch */
+#define SLOT_WAIT_MS 20
 #define LOCK_FILES 16 /* the kernel walks all locks of a file for each question: keep them short */
 
 const char *const sim_fault_names[SIM_FAULTS] = {"none", "lost", "unknown", "timeout", "hang"};
@@ -235,9 +235,14 @@ void sim_reap(struct shared *it)
         it->slots_end--;
 }
 
+static bool is_due(void)
+{
+    return sim_now_ns() - shared->reaped_ns >= REAP_EVERY_NS;
+}
+
 void sim_reap_when_due(void)
 {
-    if (sim_now_ns() - shared->reaped_ns < REAP_EVERY_NS || !sim_lock_within_ms(0))
+    if (!is_due() || !sim_lock_within_ms(0))
         return;
     sim_reap(shared);
     sim_unlock();
@@ -269,10 +274,9 @@ int sim_own_slot_locked(void)
         for (int slot = 0; slot < SIM_SLOTS; slot++)
             if ((pass || !shared->slots[slot].born) && take_slot(slot))
                 break;
-    if (own_slot < 0)
-        return -EAGAIN;
-    sim_reap(shared); /* as often as processes come, so that slots stay few */
-    return own_slot;
+    if (own_slot >= 0 && is_due()) /* when processes come and go, so that slots stay few */
+        sim_reap(shared);
+    return own_slot < 0 ? -EAGAIN : own_slot;
 }
 
 int sim_own_slot(void)
@@ -281,11 +285,19 @@ int sim_own_slot(void)
 
     if (slot >= 0)
         return slot;
-    if (!sim_lock_within_ms(SLOT_WAIT_MS))
+    if (!sim_lock())
         return -EAGAIN;
     slot = sim_own_slot_locked();
     sim_unlock();
     return slot;
+}
+
+void sim_want_slot(void)
+{
+    if (__atomic_load_n(&own_slot, __ATOMIC_ACQUIRE) >= 0 || !sim_lock_within_ms(SLOT_WAIT_MS))
+        return;
+    sim_own_slot_locked();
+    sim_unlock();
 }
 
 uint64_t sim_birth(void)

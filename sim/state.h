@@ -57,7 +57,7 @@ struct sim_use {
     pid_t pid; /* in the caller's PID namespace; 0 when it has none there */
     uint64_t bytes;
     unsigned int contexts;
-    uint64_t busy_ns; /* card time since its birth */
+    uint64_t busy_ns; /* card time since its birth; in snapshots only */
 };
 
 /* All cards at one moment. `settled` is false when they would not keep still for it. */

@@ -154,7 +154,7 @@ static void write_diary(unsigned int card)
  * done then, needs the lock too. */
 static void begin_update(void)
 {
-    sim_own_slot();
+    sim_want_slot();
     pthread_mutex_lock(&update_lock);
 }
 
@@ -192,19 +192,24 @@ void timeline_follow(unsigned int card)
     end_update();
 }
 
-uint64_t timeline_busy_ns(unsigned int card, int slot)
+uint64_t timeline_busy_ns(unsigned int card, struct sim_use *uses, unsigned int count)
 {
-    uint64_t busy_ns = 0, born = slot < 0 ? 0 : sim_shared()->slots[slot].born;
+    static uint64_t busy_ns[SIM_SLOTS];
 
     begin_update();
     read_line(card, &scratch);
-    if (slot < 0)
-        busy_ns = scratch.busy_ns;
-    for (unsigned int i = 0; slot >= 0 && i < scratch.members; i++)
-        if (scratch.member[i].born == born)
-            busy_ns += scratch.member[i].busy_ns;
+    memset(busy_ns, 0, sizeof busy_ns);
+    for (unsigned int i = 0; i < scratch.members; i++) {
+        const struct member *member = &scratch.member[i];
+
+        if (sim_shared()->slots[member->slot].born == member->born)
+            busy_ns[member->slot] += member->busy_ns;
+    }
+    for (unsigned int i = 0; i < count; i++)
+        uses[i].busy_ns = busy_ns[uses[i].slot];
+    uint64_t all_ns = scratch.busy_ns;
     end_update();
-    return busy_ns;
+    return all_ns;
 }
 
 static void enter(struct line *line, void *argument)

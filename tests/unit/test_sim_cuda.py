@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import subprocess
 from pathlib import Path
 from typing import List
 
@@ -15,6 +16,21 @@ def test_every_function_of_the_header_is_there() -> None:
     library = ctypes.CDLL(str(SIM / "libcuda.so.1"))
     assert len(declared) > 480
     assert [name for name in sorted(declared) if not hasattr(library, name)] == []
+
+
+def readelf(*words: str) -> str:
+    command = ["readelf", "--wide", *words, str(SIM / "libcuda.so.1")]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
+def test_nothing_else_is_exported_and_no_export_is_called_from_within() -> None:
+    """So that a probe on an export fires once for each call of a client."""
+    symbols = [line.split() for line in readelf("--dyn-syms").splitlines()]
+    exported = [x[7] for x in symbols if len(x) == 8 and x[4] == "GLOBAL" and x[6] != "UND"]
+    assert len(exported) > 600
+    assert [name for name in exported if not name.startswith("cu")] == []
+    through = [line.split() for line in readelf("--relocs").splitlines()]
+    assert [x[4] for x in through if len(x) > 4 and x[4].startswith("cu")] == []
 
 
 @pytest.mark.parametrize(
@@ -175,6 +191,32 @@ say([too_much, one_more, context, full, held()])
     )
     out_of_memory = 2
     assert said == [out_of_memory, out_of_memory, out_of_memory, [0, 956 * MIB], 0]
+
+
+def test_racing_processes_never_hold_more_than_the_card_has(tmp_path: Path) -> None:
+    lab = SimLab(tmp_path, "context_mib = 1\n[card0]\nmemory_mib = 100\n")
+    greedy = """
+say(1)
+sys.stdin.readline()
+got = 0
+while int(c.cuMemAlloc(99 * 1024)[0]) == 0:
+    got += 1
+say(got)
+sys.stdin.read()
+"""
+    processes = [lab.start(greedy) for _ in range(4)]
+    try:
+        assert [process.read() for process in processes] == [1] * 4
+        for process in processes:
+            assert process.popen.stdin
+            print("go", file=process.popen.stdin, flush=True)
+        got = sum(process.read() for process in processes)
+        # 96 MiB are left by four contexts; two at the door at once may both be refused
+        assert 96 * 1024 // 99 - 8 <= got <= 96 * 1024 // 99
+        assert lab.status()["cards"][0]["used_bytes"] == 4 * MIB + got * 99 * 1024
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def test_memory_holds_what_is_written(lab: SimLab) -> None:
