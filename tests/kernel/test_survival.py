@@ -62,7 +62,7 @@ def test_an_agent_killed_at_any_step_of_its_start_is_made_good_by_the_next(lab):
     """In this order: maps half made, no program, half a set in force, half attached, not tidied."""
     steps = (
         "die_at(bpf, 'obj_pin', 3)",
-        "die_at(loader, '_start', 3)",
+        "die_at(loader, '_start', 2)",
         "die_at(slots.bpf.Map, 'update', 5)",
         "die_at(attachments.PinnedLinks, 'attach', 2)",
         "die_at(attachments.PinnedLinks, 'attach', 40)",
@@ -101,7 +101,7 @@ loader._start = start
     )
     assert status == NotCapable.exit_code, said
     assert said.splitlines()[-1] == (
-        "mgpu-agent: eBPF source process.c: killed; see the journal for the whole log"
+        "mgpu-agent: eBPF source context.c and process.c: killed; see the journal for the whole log"
     )
     node.start_agent()
 
