@@ -1,4 +1,8 @@
-"""Wrong use of the simulated libcuda: a call says what a real driver says, and charges nothing."""
+"""Wrong use of the simulated libcuda: a call fails, charges nothing and breaks nothing.
+
+The codes are those that cuda.h documents; where it is silent (a handle destroyed twice) they are
+the simulation's choice. None has been held against a real driver.
+"""
 
 from tests.simlab import MAKERS, SimLab
 
