@@ -33,7 +33,7 @@ def test_events_measure_the_cards_time(lab: SimLab) -> None:
         KERNEL
         + """
 stream, (a, b) = ok(c.cuStreamCreate(1)), [ok(c.cuEventCreate(0)) for _ in "ab"]
-launch(100, stream)  # time enough to queue the rest behind it
+launch(400, stream)  # time enough to queue the rest behind it
 ok(c.cuEventRecord(a, stream))
 launch(30, stream)
 launch(20, stream)
@@ -67,11 +67,11 @@ say(elapsed(a, mark()))
 
 
 def test_a_kernel_is_not_interrupted(lab: SimLab) -> None:
-    """A kernel of 1 ms waits for the other context's 300 ms to end."""
+    """A kernel of 1 ms waits for the other context's 600 ms to end."""
     elapsed_ms = lab.cuda(
         TWO
         + """
-use(primary); launch(300); a = mark()
+use(primary); launch(600); a = mark()
 use(other); launch(1)
 say(elapsed(a, mark()))
 """
@@ -80,18 +80,18 @@ say(elapsed(a, mark()))
 
 
 def test_a_kernel_is_interrupted_where_the_card_can(tmp_path: Path) -> None:
-    """20 ms of work are through long before the end of a kernel of 300 ms that ran already."""
+    """20 ms of work are through long before the end of a kernel of 600 ms that ran already."""
     lab = SimLab(tmp_path, "preempt = yes\n")
     elapsed_ms = lab.cuda(
         TWO
         + """
-use(primary); launch(300); a = mark()
+use(primary); launch(600); a = mark()
 use(other); launch(20)
 say(elapsed(a, mark()))
 """
     )
-    # the longer one ends at 320; the shorter began within 200 ms and took 40
-    assert -302 < elapsed_ms < -78
+    # the longer one ends at 620; the shorter takes 40 from when it was launched, soon after
+    assert -600 < elapsed_ms < -60
 
 
 def test_long_kernels_take_more_than_short_ones(lab: SimLab) -> None:
@@ -146,7 +146,7 @@ def test_kernels_of_a_library_can_be_launched(lab: SimLab) -> None:
         TWO
         + """
 library = ok(c.cuLibraryLoadData(b"any code", None, None, 0, None, None, 0))
-use(primary); launch(100); a = mark()
+use(primary); launch(400); a = mark()
 kernel = ok(c.cuKernelGetFunction(ok(c.cuLibraryGetKernel(library, b"spin_ns"))))
 name = ok(c.cuFuncGetName(kernel)).decode()
 launch(7)
