@@ -242,11 +242,17 @@ def test_run_keeps_the_commands_own_options(node: Node) -> None:
     assert done.stdout == "--core.-o.--.x."
 
 
+# 32 and 33 are glibc's own (nptl(7)): no program sets them, and how they stand is not ours to say.
+C_LIBRARY_SIGNALS = 1 << 31 | 1 << 32
+
+
 def test_run_restores_what_python_ignores(node: Node) -> None:
     done = command("run", *SHARE, "--", "grep", "-E", "SigIgn|SigBlk", "/proc/self/status")
-    own = re.findall(r"SigBlk:\s*(\w+)", Path("/proc/self/status").read_text())
-    assert re.findall(r"SigIgn:\s*(\w+)", done.stdout) == ["0" * 16]
-    assert re.findall(r"SigBlk:\s*(\w+)", done.stdout) == own
+    ignored, blocked = (
+        int(re.findall(rf"{name}:\s*(\w+)", done.stdout)[0], 16) for name in ("SigIgn", "SigBlk")
+    )
+    assert ignored == 0
+    assert blocked & ~C_LIBRARY_SIGNALS == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
