@@ -1,7 +1,9 @@
 """What this kernel and these rights allow; each skip names what is missing."""
 
+import fcntl
 import os
 import stat
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +45,14 @@ def can_make_nodes(folder):
     finally:
         if path.exists():
             path.unlink()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine():
+    """Its cgroups, /dev and gates are one: two runs beside each other would undo each other's."""
+    with open(Path(tempfile.gettempdir()) / "mgpu-kernel-tests.lock", "a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
