@@ -103,6 +103,7 @@ class Ledger:
         """Opens or creates ``path``. Cgroups recorded from now on belong to ``boot_id``."""
         self._file = StateFile(path, SCHEMA)
         self._boot_id = boot_id
+        self._last: Tuple[object, Tuple[Container, ...]] = (None, ())
 
     def close(self) -> None:
         """Closes the file; a later use opens it again."""
@@ -120,7 +121,12 @@ class Ledger:
 
     def containers(self) -> List[Container]:
         """All containers, oldest first, their instances by device index."""
-        return self._select("")
+        state = self._file.state()
+        last, containers = self._last
+        if state is None or state != last:
+            containers = tuple(self._select(""))
+            self._last = (state, containers)
+        return list(containers)
 
     def get(self, container_id: str) -> Container:
         """The container of exactly this id. Raises NotFound."""

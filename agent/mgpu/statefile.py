@@ -84,6 +84,18 @@ class StateFile:
                 if self._suspect and not self._depth:
                     self._disconnect()
 
+    def state(self) -> Optional[Tuple[int, int, int]]:
+        """Equal to an earlier one if nothing was written meanwhile; None inside a transaction.
+
+        SQLite counts what this connection wrote (also what was taken back), and tells of commits
+        by others (PRAGMA data_version).
+        """
+        with self._lock, self._faults():
+            connection = self._connected()
+            if self._depth:
+                return None
+            return id(connection), connection.total_changes, _pragma(connection, "data_version")
+
     def read(self, query: str, *values: object) -> List[Tuple[Any, ...]]:
         """All rows of ``query``."""
         with self._lock, self._faults():

@@ -511,7 +511,26 @@ def test_listing_128_containers_is_one_query(ledger):
     queries = []
     ledger._file._connection.set_trace_callback(queries.append)
     assert len(ledger.containers()) == 128
-    assert len(queries) == 1
+    assert len([query for query in queries if query.startswith("SELECT")]) == 1
+
+
+def test_listing_again_asks_again_only_after_a_write(ledger, path):
+    first = ledger.add(draft(1), [on(0, 0, 1, 256)])
+    assert ledger.containers() == [first]
+    queries = []
+    ledger._file._connection.set_trace_callback(queries.append)
+    assert ledger.containers() == [first]
+    assert not [query for query in queries if query.startswith("SELECT")]
+    with pytest.raises(RuntimeError), ledger.transaction():
+        second = ledger.add(draft(2), [on(0, 1, 1, 256)])
+        assert ledger.containers() == [first, second]
+        raise RuntimeError
+    assert ledger.containers() == [first]
+    other = sqlite3.connect(str(path))
+    with other:
+        other.execute("DELETE FROM container")
+    other.close()
+    assert ledger.containers() == []
 
 
 ACTIONS = st.lists(

@@ -227,8 +227,9 @@ class Tables:
     def _set_limit(self, share_id: int, limit_bytes: int, enforcer: Enforcer) -> None:
         now = self._map("limits").lookup(_U32.pack(share_id))
         unseen = layout.Limit.from_buffer_copy(now).unseen_bytes if now else 0
-        wanted = layout.Limit(limit_bytes, unseen, _ENFORCE[enforcer])
-        self._put("limits", _U32.pack(share_id), bytes(wanted))
+        wanted = bytes(layout.Limit(limit_bytes, unseen, _ENFORCE[enforcer]))
+        if now != wanted:
+            self._map("limits").update(_U32.pack(share_id), wanted)
 
     def _entries(self, name: str, kind: Type[T]) -> List[Tuple[bytes, T]]:
         return [(key, kind.from_buffer_copy(value)) for key, value in self._map(name).items()]
