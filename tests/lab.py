@@ -162,9 +162,15 @@ class Node:
         return time.monotonic() - begun
 
     def answers(self) -> bool:
-        """Whether the API's socket takes connections."""
+        """Whether the agent is ready: its API takes connections before, and answers then."""
         with socket.socket(socket.AF_UNIX) as probe:
-            return probe.connect_ex(self.environment["MGPU_SOCKET"]) == 0
+            probe.settimeout(0.5)
+            try:
+                probe.connect(self.environment["MGPU_SOCKET"])
+                probe.sendall(b"GET /v1/status HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n")
+                return probe.recv(64).startswith(b"HTTP/1.1 200")
+            except OSError:
+                return False
 
     def stop_agent(self, signal_number: int = 15) -> int:
         """Send a signal and wait; its exit status."""

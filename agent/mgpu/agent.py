@@ -18,7 +18,7 @@ from mgpu.containers import Containers
 from mgpu.devices import Devices
 from mgpu.errors import MgpuError, NotCapable
 from mgpu.figures import Figures
-from mgpu.httpd import HttpServer
+from mgpu.httpd import HttpServer, Site
 from mgpu.kernel import Kernel
 from mgpu.ledger import Ledger, read_boot_id
 from mgpu.metrics import Metrics
@@ -86,7 +86,11 @@ class Agent:
         self._last_fault = ""
 
     def start(self) -> None:
-        """Limits in force, then the doors open. Raises MgpuError where this node cannot serve."""
+        """Limits in force, then the doors open. Raises MgpuError where this node cannot serve.
+
+        The doors are taken first: where somebody else has one, nothing is changed.
+        """
+        self._server = HttpServer(self._sites())
         self._ledger.forget_other_boots()
         self._tracking.start()
         self._check_simulation()
@@ -95,7 +99,7 @@ class Agent:
         self._tracking.finish()
         self._remove_orphans()
         self._watch()
-        self._serve()
+        self._server.start()
 
     def stop(self) -> None:
         """Close the doors. Everything in the kernel stays as it is."""
@@ -216,12 +220,11 @@ class Agent:
             self._events = None
             log.warning("processes-not-watched", why=error)
 
-    def _serve(self) -> None:
+    def _sites(self) -> List[Site]:
         sites = [self._api.site(str(self._config.socket), self._config.group)]
         if self._config.metrics_listen is not None:
             sites.append(self._metrics.site(*self._config.metrics_listen))
-        self._server = HttpServer(sites)
-        self._server.start()
+        return sites
 
     def _on_mapped(self, pid: int, path: str) -> None:
         if self._tracking.is_library(path):

@@ -117,6 +117,8 @@ class HttpServer:
 
     def stop(self) -> None:
         """Close the listeners and every connection; a request that runs may end first."""
+        for site in self._sites if self._loop is None else ():
+            site.listener.close()
         if self._loop is not None and self._stopped is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()

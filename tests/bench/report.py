@@ -66,14 +66,18 @@ ROWS: List[Row] = [
         "0.5 %",
     ),
     Row(
-        "its resident memory",
+        "its resident memory, less the state of the simulated cards",
         lambda f: (
             f"{f['idle_rss_mb']:.1f} MB, LLVM {'mapped' if f['llvm_mapped'] else 'not mapped'}; "
             f"{f['rss_crowd_mb']:.1f} MB with 1024 processes followed"
         ),
         "60 MB, not mapped",
     ),
-    Row("cold start to ready", lambda f: f"{f['cold_start_s']:.2f} s", "3 s"),
+    Row(
+        "cold start to ready",
+        lambda f: f"{f['cold_start_s']:.2f} s (worst of 3: {f['cold_start_worst_s']:.2f})",
+        "3 s",
+    ),
     Row("restart", lambda f: f"{f['restart_s']:.2f} s", "1 s"),
     Row(
         "containers bound and vanished, one after the other",

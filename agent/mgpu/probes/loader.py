@@ -67,10 +67,11 @@ class Loader:
         self._mount()
         flags = self._flags()
         self._generation = self._hash(flags)
-        self._open_maps()
         missing = [unit for unit in UNITS if not all(map(self._is_loaded, unit))]
+        sources = headers.prepare(self._run_dir) if missing else Path()
+        self._open_maps()
         if missing:
-            self._compile(missing, flags)
+            self._compile(missing, flags, sources)
         changed = self.slots.install(self.program)
         if changed:
             log.event("programs-installed", programs=len(changed), generation=self._generation)
@@ -141,8 +142,6 @@ class Loader:
                     f"BPF folder {self._root}", "belongs to another user than root", "remove it"
                 )
             self._root.chmod(0o700)
-            for part in (self._base / "maps", self._base / "programs", self._root / "links"):
-                part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NotCapable(
                 f"BPF file system at {base}",
@@ -168,6 +167,8 @@ class Loader:
 
     def _open_maps(self) -> None:
         """Open the pinned maps, making those that are missing."""
+        for part in (self._base / "maps", self._base / "programs", self._root / "links"):
+            part.mkdir(parents=True, exist_ok=True)
         for name, spec in {**layout.MAPS, **slots.ARRAYS}.items():
             path = self._base / "maps" / name
             if not path.exists():
@@ -183,11 +184,11 @@ class Loader:
     def _is_loaded(self, source: str) -> bool:
         return all((self._folder / name).exists() for name in PROGRAMS[source])
 
-    def _compile(self, units: List[Unit], flags: List[str]) -> None:
-        """One child for each unit, side by side."""
+    def _compile(self, units: List[Unit], flags: List[str], sources: Path) -> None:
+        """One child for each unit, side by side; ``sources`` are the kernel's headers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         environment = dict(os.environ)
-        environment["BCC_KERNEL_SOURCE"] = str(headers.prepare(self._run_dir))
+        environment["BCC_KERNEL_SOURCE"] = str(sources)
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         children = [(unit, _start(self._job(unit, flags), environment)) for unit in units]
         for unit, child in children:
