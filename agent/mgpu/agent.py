@@ -115,8 +115,10 @@ class Agent:
         self._ledger.close()
 
     def reconfigure(self, config: Config) -> None:
-        """Take the keys that a reload is enough for."""
+        """Take the keys that a reload is enough for; they are in force when this returns."""
         self._config = config
+        self._rounds = 0
+        self.round(True)
 
     def summary(self) -> Dict[str, object]:
         """What the line that says "ready" tells."""

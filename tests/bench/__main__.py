@@ -268,29 +268,27 @@ def vanishing(node: Node) -> Figures:
 
 
 def footprint(node: Node) -> Figures:
-    """What the agent holds, with nothing bound."""
-    wait_for(lambda: not node.containers(), 60)
+    """What the agent holds with nothing bound, once it has swept up what dead processes left."""
+    wait_for(lambda: not node.containers() and not map_entries(node), 120)
     pid = agent_pid(node)
-    entries = 0
-    for name in ("bound", "limits", "counts", "held", "processes", "objects"):
-        entries += map_entries(node, name)
     return {
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-        "map_entries": entries,
+        "map_entries": map_entries(node),
         "nodes": len([x for x in os.listdir("/dev") if x.startswith("mgpu")]),
         "rss_mb": rss_mb(node),
     }
 
 
-def map_entries(node: Node, name: str) -> int:
+def map_entries(node: Node) -> int:
     from mgpu.bpf import Map
 
-    (path,) = node.bpf_root.glob(f"*/maps/{name}")
-    opened = Map.pinned(path)
-    try:
-        return len(opened.key_list())
-    finally:
+    entries = 0
+    for name in ("bound", "limits", "counts", "held", "processes", "objects"):
+        (path,) = node.bpf_root.glob(f"*/maps/{name}")
+        opened = Map.pinned(path)
+        entries += len(opened.key_list())
         opened.close()
+    return entries
 
 
 def machine() -> Dict[str, Any]:

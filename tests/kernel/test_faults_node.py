@@ -104,12 +104,11 @@ def test_a_reload_takes_what_is_right_and_refuses_what_is_not(node):
     node.start_agent()
     tenant = Tenant(node, "a", *SHARE)
     assert tenant.ask("alloc", 100) == {"result": 0}
-    good = node.config.read_text()
-    node.config.write_text(good + "colour = red\n")
+    node.configure(colour="red")
     node.agent.send_signal(signal.SIGHUP)
     assert wait_for(lambda: "reload-refused" in node.log())
     assert tenant.ask("alloc", 100) == {"result": 0}
-    node.config.write_text(good + "enforce = observe\nstate = /elsewhere/state.db\n")
+    node.configure(enforce="observe", state="/elsewhere/state.db", reconcile_interval_s=0.3)
     node.agent.send_signal(signal.SIGHUP)
     assert wait_for(lambda: " reloaded" in node.log())
     assert "reload-needs-restart key=state" in node.log()
@@ -118,7 +117,7 @@ def test_a_reload_takes_what_is_right_and_refuses_what_is_not(node):
     assert wait_for(lambda: node.containers()[0]["enforcer"] == "observe")
     assert tenant.ask("alloc", 4000) == {"result": 0}
     assert tenant.end() == 0
-    node.config.write_text(good)
+    node.configure()
 
 
 # The ledger

@@ -41,8 +41,7 @@ def request(options):
             fields[word[2:]] = True
         else:
             name, parse = PARSERS[word]
-            text = words.pop(0)
-            fields[name] = 0 if (word, text) == ("--core", "0") else parse(text)
+            fields[name] = parse(words.pop(0))
     return Request(**fields)
 
 
@@ -64,6 +63,11 @@ def test_refusal(rule, asked, answer):
     with pytest.raises(RuleBroken) as caught:
         rules.check(request(asked))
     assert str(caught.value) == answer
+
+
+def test_core_starts_at_1():
+    with pytest.raises(RuleBroken, match="core 0: core starts at 1; ask for core 1 to 99, or 100"):
+        rules.check(Request(core=0, memory_mib=4096))
 
 
 @pytest.mark.parametrize(("asked", "warning"), WARNED)
