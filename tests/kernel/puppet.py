@@ -26,6 +26,7 @@ from mgpu.probes.tracepoints import Tracepoints
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("puppet.c")
 CONTEXT = 64 << 20
+FAILS = 2  # CUDA_ERROR_OUT_OF_MEMORY, but any will do
 # What returns no handle by its first argument.
 SILENT = ("Free", "Destroy", "Release", "Reset", "Unmap", "SetCurrent", "PushCurrent", "MemMap")
 HEAD = """
@@ -40,6 +41,11 @@ static unsigned int answer(unsigned long long *out)
 """
 PITCH = 1024
 UUIDS = (bytes(range(16)), bytes(range(100, 116)))
+
+
+def properties(location_type, location_id):
+    """CUmemAllocationProp: type, handle types, location, and what nobody reads here."""
+    return "=" + struct.pack("<IIII16x", 1, 0, location_type, location_id).hex()
 
 
 def library_text():
