@@ -229,6 +229,12 @@ CUresult impl_cuMemFreeAsync(CUdeviceptr at, CUstream stream)
 }
 
 /* Those that race for the last bytes may for a moment seem to have more than all. */
+static uint64_t at_most(uint64_t value, uint64_t most)
+{
+    return value < most ? value : most;
+}
+
+/* Under a limit of the driver's own the card looks as large as that. */
 CUresult impl_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext context;
@@ -240,6 +246,11 @@ CUresult impl_cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     uint64_t used = sim_used(card);
     *total = sim_conf()->card[card].memory_bytes - sim_conf()->card[card].reserved_bytes;
     *free_bytes = used < *total ? *total - used : 0;
+    struct sim_limit limit;
+    if (sim_own_limit(card, &limit)) {
+        *total = limit.hard;
+        *free_bytes = at_most(*free_bytes, limit.hard > limit.used ? limit.hard - limit.used : 0);
+    }
     return CUDA_SUCCESS;
 }
 

@@ -60,7 +60,7 @@ int sim_charge(unsigned int card, uint64_t bytes)
         return -ENOMEM;
     memory_begin(slot);
     card_at(card)->bytes[slot] += bytes;
-    if (booked(card) > room && sim_used(card) > room) {
+    if ((booked(card) > room && sim_used(card) > room) || limits_exceeded(card)) {
         card_at(card)->bytes[slot] -= bytes;
         result = -ENOMEM;
     }

@@ -4,6 +4,7 @@
 
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define BAR1_BYTES (256ull << 20)
 #define IDLE_CELSIUS 30u
@@ -108,6 +109,35 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     memory->used += reserved;
     memory->free = memory->total - memory->used;
     return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits)
+{
+    nvmlReturn_t result = reachable(device);
+
+    if (result != NVML_SUCCESS)
+        return result;
+    if (!has_limits())
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (!limits || !limits->nameSpace)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (geteuid() != 0)
+        return NVML_ERROR_NO_PERMISSION;
+    return set_limit(device->card, limits->nameSpace, limits->softLimit, limits->hardLimit);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
+{
+    nvmlReturn_t result = reachable(device);
+
+    if (result != NVML_SUCCESS)
+        return result;
+    if (!has_limits())
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (!limits || !limits->nameSpace)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return get_limit(device->card, limits->nameSpace, &limits->softLimit, &limits->hardLimit,
+                     &limits->currentUsed);
 }
 
 nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1)

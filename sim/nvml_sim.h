@@ -72,6 +72,12 @@ nvmlReturn_t card_fault(unsigned int card);
 /* All in bytes; used is without reserved. */
 void card_memory(unsigned int card, unsigned long long *total, unsigned long long *reserved,
                  unsigned long long *used);
+/* The driver's own limits, of the cgroup with that folder. */
+bool has_limits(void);
+nvmlReturn_t set_limit(unsigned int card, const char *cgroup, unsigned long long soft,
+                       unsigned long long hard);
+nvmlReturn_t get_limit(unsigned int card, const char *cgroup, unsigned long long *soft,
+                       unsigned long long *hard, unsigned long long *used);
 /* Live processes with memory or a context on the card: how many; at most `room` are written. */
 unsigned int card_processes(unsigned int card, struct process *to, unsigned int room);
 /* Samples that ended after `since_us`, oldest first: of the card as a whole, or by process. */

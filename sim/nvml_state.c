@@ -88,9 +88,52 @@ nvmlReturn_t card_fault(unsigned int card)
 void card_memory(unsigned int card, unsigned long long *total, unsigned long long *reserved,
                  unsigned long long *used)
 {
+    struct sim_limit limit;
+
     *total = sim_conf()->card[card].memory_bytes;
     *reserved = sim_conf()->card[card].reserved_bytes;
     *used = sim_used(card);
+    if (sim_own_limit(card, &limit)) {
+        *total = limit.hard;
+        *reserved = 0;
+        *used = limit.used < limit.hard ? limit.used : limit.hard;
+    }
+}
+
+static nvmlReturn_t limit_result(int result)
+{
+    switch (result) {
+    case 0: return NVML_SUCCESS;
+    case -ENODATA: return NVML_ERROR_NOT_FOUND;
+    case -ENOSPC: return NVML_ERROR_INSUFFICIENT_RESOURCES;
+    default: return NVML_ERROR_OPERATING_SYSTEM;
+    }
+}
+
+bool has_limits(void)
+{
+    return sim_has_limits();
+}
+
+nvmlReturn_t set_limit(unsigned int card, const char *cgroup, unsigned long long soft,
+                       unsigned long long hard)
+{
+    if (soft > hard || (hard != NVML_DEVICE_MEMORY_LIMIT_MAX &&
+                        hard > sim_conf()->card[card].memory_bytes))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return limit_result(sim_set_limit(card, cgroup, soft, hard));
+}
+
+nvmlReturn_t get_limit(unsigned int card, const char *cgroup, unsigned long long *soft,
+                       unsigned long long *hard, unsigned long long *used)
+{
+    struct sim_limit limit = {0};
+    int result = sim_get_limit(card, cgroup, &limit);
+
+    *soft = limit.soft;
+    *hard = limit.hard;
+    *used = limit.used;
+    return limit_result(result);
 }
 
 /* A process outside the reader's PID namespace has no PID to show: it is left out. */

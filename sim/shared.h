@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 
 #define SHARED_MAGIC 0x6d677075u
-#define SHARED_VERSION 3u
+#define SHARED_VERSION 4u
 #define SHARED_CELLS 256
 #define LINE_MEMBERS 2048
 #define LINE_BUFFERS 64
@@ -85,6 +85,15 @@ struct export {
     _Atomic int importer[SIM_IMPORTERS];
 };
 
+/* A limit of the driver's own, of a cgroup on a card. */
+struct limit {
+    _Atomic uint64_t inode; /* 0: free */
+    unsigned int card;
+    uint64_t soft, hard;
+    char cgroup[SIM_CGROUP_BYTES]; /* its path in the hierarchy */
+    char folder[SIM_CGROUP_BYTES]; /* its path for whoever set it */
+};
+
 struct shared {
     unsigned int magic, version;
     pthread_mutex_t mutex;
@@ -97,6 +106,7 @@ struct shared {
     struct slot slots[SIM_SLOTS];
     struct context contexts[SIM_CONTEXTS];
     struct export exports[SIM_EXPORTS];
+    struct limit limits[SIM_LIMITS];
 };
 
 /* state.c */
@@ -129,6 +139,9 @@ void memory_end(int slot);
 uint64_t exports_bytes(unsigned int card, int slot);
 /* What becomes of exports when a process dies. Under the mutex. */
 void exports_leave(int slot);
+
+/* limits.c */
+bool limits_exceeded(unsigned int card);
 
 /* timeline.c */
 void timeline_init(struct shared *fresh);

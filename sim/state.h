@@ -24,6 +24,8 @@
 #define SIM_QUEUE 1024
 #define SIM_EXPORTS 1024
 #define SIM_IMPORTERS 16
+#define SIM_LIMITS 1024
+#define SIM_CGROUP_BYTES 256
 #define SIM_BUCKETS 64
 #define SIM_BUCKET_NS 166666667ull /* 1/6 s: NVML's sample period */
 #define SIM_SLICE_NS 2000000ull    /* 2 ms: how long a context runs before the next one's turn */
@@ -96,6 +98,20 @@ uint64_t sim_used(unsigned int card);
 /* How many processes use the card; the first `room` of them are written. */
 unsigned int sim_uses(unsigned int card, struct sim_use *to, unsigned int room);
 void sim_take_snapshot(struct sim_snapshot *to);
+
+/* The driver's own limits, by the folder of a cgroup (limits.c). */
+struct sim_limit {
+    uint64_t soft, hard, used;
+};
+
+/* Whether the simulated driver is one that has them. */
+bool sim_has_limits(void);
+/* A hard limit of UINT64_MAX: none. Negative errno: -ENOENT, no such cgroup. */
+int sim_set_limit(unsigned int card, const char *folder, uint64_t soft, uint64_t hard);
+/* -ENODATA: there is none. */
+int sim_get_limit(unsigned int card, const char *folder, struct sim_limit *to);
+/* The tightest of the limits that this process is under; false: it is under none. */
+bool sim_own_limit(unsigned int card, struct sim_limit *to);
 
 /* IPC. An export stays charged to its owner; when the owner gives it up or dies while others have
  * it open, one of them is charged instead. Negative errno on failure. */

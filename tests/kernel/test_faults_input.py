@@ -33,10 +33,18 @@ def cgroup(agent):
     assert wait_for(lambda: not agent.containers())
 
 
+# Figures that change by themselves, as processes and the driver go on.
+LIVE = ("vmem_info", "tasks", "denials", "kills", "vmem_used_bytes", "utilisation_ratio")
+
+
+def lasting(rows):
+    return [{key: value for key, value in row.items() if key not in LIVE} for row in rows]
+
+
 def state(agent):
     """All that a request could change: the ledger's view, maps, nodes, cgroups."""
     maps = {}
-    for name in ("bound", "limits", "counts", "held", "processes"):
+    for name in ("bound", "limits"):
         (path,) = agent.bpf_root.glob(f"*/maps/{name}")
         opened = bpf.Map.pinned(path)
         maps[name] = sorted(opened.items())
@@ -44,7 +52,8 @@ def state(agent):
     nodes = sorted(str(path) for path in Path("/dev").glob("mgpu*"))
     groups = sorted(str(path) for path in (v2_mount() / "mgpu").glob("*"))
     client = Client(agent.environment["MGPU_SOCKET"])
-    return client.containers(), client.devices(), maps, nodes, groups
+    rows = lasting(client.containers()["containers"]), lasting(client.devices()["devices"])
+    return rows, maps, nodes, groups
 
 
 def refused(agent, *words):
