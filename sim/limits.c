@@ -32,9 +32,9 @@ static int path_in_hierarchy(const char *folder, char *path)
         if (!strstr(line, " - cgroup2 ") || sscanf(line, "%*s %*s %*s %*s %255s", mount) != 1)
             continue;
         length = strlen(mount);
-        if (strncmp(folder, mount, length) || folder[length] != '/')
+        if (strncmp(folder, mount, length) || (folder[length] && folder[length] != '/'))
             continue;
-        snprintf(path, SIM_CGROUP_BYTES, "%s", folder + length);
+        snprintf(path, SIM_CGROUP_BYTES, "%s", folder[length] ? folder + length : "/");
         result = 0;
         break;
     }

@@ -23,6 +23,7 @@ from mgpu.kernel import Kernel
 from mgpu.ledger import Ledger, read_boot_id
 from mgpu.metrics import Metrics
 from mgpu.model import Enforcer, Kill, MemoryUse
+from mgpu.native import NativeLimits
 from mgpu.nodes import Nodes
 from mgpu.ports import NodeFacts, Parts
 from mgpu.probes.mappings import Mappings
@@ -55,13 +56,27 @@ class Agent:
             config.node_group,
             config.node_mode,
         )
+        self._native = NativeLimits(self._devices, self._cgroups)
         self._kernel = Kernel(
-            self._ledger, self._nodes, self._cgroups, self._gate, self._tracking, config.proc_root
+            self._ledger,
+            self._nodes,
+            self._cgroups,
+            self._gate,
+            self._tracking,
+            self._native,
+            config.proc_root,
         )
         self._reconciler = Reconciler(
             self._ledger, self._devices, self._kernel, lambda: self._config
         )
-        self._check = NodeCheck(self._tracking, self._devices, self._cgroups, config)
+        self._check = NodeCheck(
+            self._tracking,
+            self._devices,
+            self._cgroups,
+            self._native,
+            config,
+            lambda: self._facts().enforcer,
+        )
         self._figures = Figures(
             self._ledger, self._devices, self._usage, self._facts, lambda: self._config
         )
@@ -94,6 +109,7 @@ class Agent:
         self._ledger.forget_other_boots()
         self._tracking.start()
         self._check_simulation()
+        self._check_native()
         self._reconciler.run()
         self._reconciler.charge_unseen()
         self._tracking.finish()
@@ -178,10 +194,11 @@ class Agent:
         return NodeFacts(
             version=__version__,
             tracker=self._tracking.name,
-            enforcer=self._tracking.enforcer(self._config.enforce or Enforcer.KILL),
+            enforce=self._config.enforce,
             simulated=any(card.device.simulated for card in cards),
             card_major=None if numbers is None else numbers.card_major,
             started_at_s=self._started_at_s,
+            native=self._native.missing() is None,
         )
 
     def _usage(self) -> Dict[int, MemoryUse]:
@@ -199,6 +216,12 @@ class Agent:
             raise NotCapable(
                 "simulation = yes", "NVML lists real cards", "put the simulated one before it"
             )
+
+    def _check_native(self) -> None:
+        """``enforce = native`` insists on the driver's own limits."""
+        missing = self._native.missing()
+        if self._config.enforce is Enforcer.NATIVE and missing is not None:
+            raise NotCapable("enforce = native", *missing)
 
     def _remove_orphans(self) -> None:
         """Run cgroups that a crash left between their making and the ledger."""

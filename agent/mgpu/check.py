@@ -1,12 +1,14 @@
 """What this node can do: every tracker, enforcer and part of the gate, and what is missing."""
 
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from mgpu.bpf import kernel_version
 from mgpu.cgroups import Cgroups
 from mgpu.config import Config
 from mgpu.devices import Devices
 from mgpu.errors import MgpuError, NotCapable
+from mgpu.model import Enforcer
+from mgpu.native import NativeLimits
 from mgpu.probes import events
 from mgpu.probes.tracking import LINKS_SINCE, Tracking
 
@@ -20,12 +22,20 @@ class NodeCheck:
     """Answers from the parts of a running agent, which have tried for themselves."""
 
     def __init__(
-        self, tracking: Tracking, devices: Devices, cgroups: Cgroups, config: Config
+        self,
+        tracking: Tracking,
+        devices: Devices,
+        cgroups: Cgroups,
+        native: NativeLimits,
+        config: Config,
+        in_force: Callable[[], Enforcer],
     ) -> None:
         self._tracking = tracking
         self._devices = devices
         self._cgroups = cgroups
+        self._native = native
         self._config = config
+        self._in_force = in_force
 
     def rows(self) -> List[Row]:
         """One row for each thing; ``in_use`` says that this agent uses it now."""
@@ -34,7 +44,7 @@ class NodeCheck:
         ebpf = self._ebpf()
         cuda = ebpf or self._uprobes()
         kill = cuda if tracker == "nvml" else None
-        enforcing = tracker == "cuda"
+        enforcer = self._in_force()
         links = self._links()
         return [
             _row("cards", "nvml", nvml, nvml is None),
@@ -44,13 +54,13 @@ class NodeCheck:
             _row("tracker", "rm", LATER, False),
             _row("tracker", "cuda", cuda, tracker == "cuda"),
             _row("tracker", "nvml", nvml, tracker == "nvml"),
-            _row("enforcer", "native", LATER, False),
+            _row("enforcer", "native", self._native.missing(), enforcer is Enforcer.NATIVE),
             _row("enforcer", "rewrite", LATER, False),
             _row("enforcer", "lsm", LATER, False),
-            _row("enforcer", "kill", kill, enforcing),
-            _row("enforcer", "observe", None, not enforcing),
-            _row("attachments", "link", links, enforcing and self._uses_links(links)),
-            _row("attachments", "fds", None, enforcing and not self._uses_links(links)),
+            _row("enforcer", "kill", kill, enforcer is Enforcer.KILL),
+            _row("enforcer", "observe", None, enforcer is Enforcer.OBSERVE),
+            _row("attachments", "link", links, tracker == "cuda" and self._uses_links(links)),
+            _row("attachments", "fds", None, tracker == "cuda" and not self._uses_links(links)),
         ]
 
     def _nvml(self) -> Answer:

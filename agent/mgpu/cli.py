@@ -286,7 +286,7 @@ def _add_share(parser: argparse.ArgumentParser, required: bool) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--online", action="store_true", default=None, help="latency matters")
     kind.add_argument("--offline", dest="online", action="store_false", help="best effort")
-    parser.add_argument("--enforcer", choices=("kill", "observe", "default"))
+    parser.add_argument("--enforcer", choices=("native", "kill", "observe", "default"))
 
 
 def _seconds(text: str) -> float:

@@ -1,6 +1,6 @@
 """The cards, through NVML: which there are, what each holds, and which of them are lost.
 
-The only module that talks to NVML. It changes nothing on a card. Every figure comes from one
+It changes nothing on a card; native.py, which does, asks through it. Every figure comes from one
 reading of all cards, at most ``max_age_s`` old, so that figures shown together belong together.
 A card that cannot be read keeps its identity (the UUID) but loses its figures, with the reason,
 until it can be read again; the other cards go on meanwhile.
@@ -10,7 +10,6 @@ import functools
 import threading
 import time
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeV
 import pynvml  # type: ignore[import-untyped]
 
 from mgpu import log
+from mgpu.caller import Caller, NoAnswer, result_of
 from mgpu.errors import NotCapable
 from mgpu.model import Device
 
@@ -81,7 +81,7 @@ class Devices:
         self._max_age_s = max_age_s
         self._reconnect_after_s = reconnect_after_s
         self._lock = threading.Lock()
-        self._connection = _Caller("nvml")
+        self._connection = Caller("nvml")
         self._connected = False
         self._connected_at = float("-inf")
         self._unreadable: Dict[int, str] = {}
@@ -125,6 +125,21 @@ class Devices:
         self.cards()
         return self._driver_version
 
+    def ask(self, uuid: str, call: Callable[[Any], T]) -> T:
+        """What ``call`` answers, given NVML's handle of a card.
+
+        Raises pynvml's NVMLError as it is, and NotCapable: no such card now, or no answer in time.
+        """
+        with self._lock:  # or a reading meanwhile would find the card busy, and call it lost
+            slot = self._slots.get(uuid)
+            answer = None if slot is None else slot.ask(call)
+            if answer is None:
+                raise NotCapable(f"device {uuid}", "NVML does not list it", "look for it in dmesg")
+            try:
+                return result_of(answer, time.monotonic() + self._answer_within_s)
+            except NoAnswer as error:
+                raise NotCapable(f"device {uuid}", _reason(error), "reset the card") from error
+
     def _read(self, max_age_s: float) -> Tuple[Card, ...]:
         with self._lock:
             if time.monotonic() - self._read_at >= max_age_s:
@@ -164,8 +179,8 @@ class Devices:
         known = {uuid: slot.device for uuid, slot in self._slots.items()}
         answer = self._connection.ask(lambda: _open_nvml(known))
         try:
-            listing = _result(answer, self._connected_at + self._answer_within_s)
-        except (pynvml.NVMLError, _NoAnswer) as error:
+            listing = result_of(answer, self._connected_at + self._answer_within_s)
+        except (pynvml.NVMLError, NoAnswer) as error:
             return _reason(error)
         self._connected = True
         self._driver_version = listing.driver_version
@@ -202,61 +217,6 @@ class Devices:
         self._cards = tuple(sorted(cards, key=lambda card: card.device.index))
 
 
-class _NoAnswer(Exception):
-    """An NVML call has not returned in time."""
-
-
-class _Caller:
-    """A thread that makes NVML calls, so that one that hangs in the driver holds up nobody else.
-
-    It is one thread however long the hang: while a call is under way no other is begun.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._wake = threading.Condition()
-        self._job: Optional[Callable[[], Any]] = None
-        self._answer: Future[Any] = Future()
-        self._thread: Optional[threading.Thread] = None
-
-    @property
-    def busy(self) -> bool:
-        return self._job is not None
-
-    def ask(self, call: Callable[[], T]) -> "Future[T]":
-        """Have ``call`` made. The future fails with _NoAnswer if an earlier call still runs."""
-        answer: Future[T] = Future()
-        with self._wake:
-            if self.busy:
-                answer.set_exception(_NoAnswer())
-                return answer
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
-            self._job, self._answer = call, answer
-            self._wake.notify()
-        return answer
-
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while self._job is None:
-                    self._wake.wait()
-                job, answer = self._job, self._answer
-            value: Any = None
-            failure: Optional[Exception] = None
-            try:
-                value = job()
-            except Exception as error:  # whoever waits for the answer gets it
-                failure = error
-            with self._wake:
-                self._job = None
-            if failure is not None:
-                answer.set_exception(failure)
-            else:
-                answer.set_result(value)
-
-
 @dataclass(frozen=True)
 class _Reading:
     figures: Figures
@@ -268,7 +228,7 @@ class _Slot:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.caller = _Caller(f"nvml-{device.uuid[:12]}")
+        self.caller = Caller(f"nvml-{device.uuid[:12]}")
         self._handle: Any = None
         self._unlisted = ""
 
@@ -280,16 +240,20 @@ class _Slot:
         self._handle, self._unlisted = None, reason
 
     def begin(self) -> "Optional[Future[_Reading]]":
+        return self.ask(_read_card)
+
+    def ask(self, call: Callable[[Any], T]) -> "Optional[Future[T]]":
+        """Have ``call`` made with the card's handle; None: it has none."""
         handle = self._handle
-        return None if handle is None else self.caller.ask(lambda: _read_card(handle))
+        return None if handle is None else self.caller.ask(lambda: call(handle))
 
     def end(self, answer: "Optional[Future[_Reading]]", deadline_s: float) -> Card:
         """The card as the answer has it; lost when there is none by ``deadline_s`` (monotonic)."""
         if answer is None:
             return Card(self.device, lost=self._unlisted)
         try:
-            reading = _result(answer, deadline_s)
-        except (pynvml.NVMLError, _NoAnswer) as error:
+            reading = result_of(answer, deadline_s)
+        except (pynvml.NVMLError, NoAnswer) as error:
             return Card(self.device, lost=_reason(error))
         return Card(self.device, figures=reading.figures, process_bytes=reading.process_bytes)
 
@@ -300,15 +264,8 @@ class _Listing(NamedTuple):
     unreadable: Dict[int, str]
 
 
-def _result(answer: "Future[T]", deadline_s: float) -> T:
-    try:
-        return answer.result(max(0.0, deadline_s - time.monotonic()))
-    except FutureTimeout as error:
-        raise _NoAnswer() from error
-
-
 def _reason(error: Exception) -> str:
-    return "NVML does not answer" if isinstance(error, _NoAnswer) else f"NVML says: {error}"
+    return "NVML does not answer" if isinstance(error, NoAnswer) else f"NVML says: {error}"
 
 
 def _open_nvml(known: Dict[str, Device]) -> _Listing:

@@ -5,6 +5,7 @@ what the gate gave is taken back. The entry in the map `bound` is the last to go
 finds what a crash left.
 """
 
+import contextlib
 import os
 import uuid
 from collections import OrderedDict
@@ -17,7 +18,16 @@ from mgpu.cgroups.gate import Gate
 from mgpu.config import Config
 from mgpu.errors import Conflict, MgpuError, NotCapable, NotFound
 from mgpu.ledger import Ledger
-from mgpu.model import MIB, Cgroup, Container, Device, Enforcer, MemoryUse
+from mgpu.model import (
+    MIB,
+    Cgroup,
+    Container,
+    Device,
+    Enforcer,
+    MemoryUse,
+    enforcer_in_force,
+)
+from mgpu.native import NativeLimits
 from mgpu.nodes import Nodes, Numbers, nodes_of
 from mgpu.probes import helpers
 from mgpu.probes.layout import ROOT_SHIFT
@@ -45,6 +55,7 @@ class Kernel:
         cgroups: Cgroups,
         gate: Gate,
         tracking: Tracking,
+        native: NativeLimits,
         proc_root: Path,
     ) -> None:
         self._ledger = ledger
@@ -52,6 +63,7 @@ class Kernel:
         self._cgroups = cgroups
         self._gate = gate
         self._tracking = tracking
+        self._native = native
         self._proc_root = proc_root
         self._minor_of: Dict[str, int] = {}
         self._bound: Dict[int, Cgroup] = {}
@@ -99,8 +111,9 @@ class Kernel:
     def limit(self, container: Container, config: Config) -> None:
         """Limits and the container's entry in the maps alone. Raises MgpuError or OSError."""
         self._minors(container)
+        enforcer = self._enforcer(container, config)
+        self._native.keep(container, enforcer is Enforcer.NATIVE)
         if self._tracking.tables is not None:
-            enforcer = container.enforcer or config.enforce or Enforcer.KILL
             key = self._key(container.cgroup)
             self._inside[key] = self._keys_inside(container.cgroup)
             for each in (key, *self._inside[key]):
@@ -119,6 +132,7 @@ class Kernel:
             cgroup = self._bound.pop(key, None) or self._find(key)
             if cgroup is not None:
                 self._gate.open(cgroup, self.numbers)
+                self._native.clear(cgroup)
             if self._tracking.tables is not None:
                 self._tracking.tables.unbind(key)
         if self._tracking.tables is not None:
@@ -242,6 +256,8 @@ class Kernel:
         numbers = self._read_numbers()
         for container in containers:
             self._gate.open(container.cgroup, numbers)
+            with contextlib.suppress(MgpuError):  # a driver that is gone has no limits either
+                self._native.clear(container.cgroup)
         for path in self._gate.everywhere():
             self._gate.detach(path)
         found += [f"node {path}" for path in self._nodes.all()]
@@ -255,6 +271,11 @@ class Kernel:
             self._holders[instance.share_id] = Holder(container.short_id, instance.device_index)
         while len(self._holders) > HOLDERS_REMEMBERED:
             self._holders.popitem(last=False)
+
+    def _enforcer(self, container: Container, config: Config) -> Enforcer:
+        wanted = container.enforcer or config.enforce
+        native = self._native.holds(container.cgroup)
+        return enforcer_in_force(wanted, native, self._tracking.tracker is not None)
 
     def _check_nodes(self, container: Container) -> None:
         """Raises Conflict when something that is no node of ours has the name of one of its."""

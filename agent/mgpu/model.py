@@ -23,10 +23,22 @@ class Policy(IntEnum):
 
 
 class Enforcer(str, Enum):
-    """What meets an allocation over the limit."""
+    """What meets an allocation over the limit: the best first."""
 
+    NATIVE = "native"
     KILL = "kill"
     OBSERVE = "observe"
+
+
+def enforcer_in_force(wanted: Optional[Enforcer], native: bool, tracked: bool) -> Enforcer:
+    """What really meets an allocation over the limit.
+
+    ``wanted`` None: the best that there is. ``native``: the driver has limits of its own.
+    ``tracked``: programs in the kernel count; without them nobody is there to kill.
+    """
+    if wanted is Enforcer.NATIVE or (wanted is None and native):
+        return Enforcer.NATIVE
+    return (wanted or Enforcer.KILL) if tracked else Enforcer.OBSERVE
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Protocol, Tuple
 
-from mgpu.model import Cgroup, Enforcer, MemoryUse
+from mgpu.model import Cgroup, Container, Enforcer, MemoryUse, enforcer_in_force
 
 
 @dataclass(frozen=True)
@@ -11,16 +11,29 @@ class NodeFacts:
     """What this agent is and does on this node.
 
     ``compute_scheduled`` says whether shares of device time are enforced here; ``card_major`` is
-    the major number of the device nodes, None before any was made.
+    the major number of the device nodes, None before any was made; ``enforce`` what agent.conf
+    wants, None: the best; ``native`` whether the driver has limits of its own.
     """
 
     version: str
     tracker: str
-    enforcer: Enforcer
+    enforce: Optional[Enforcer]
     simulated: bool = False
     compute_scheduled: bool = False
     card_major: Optional[int] = None
     started_at_s: float = 0.0
+    native: bool = False
+
+    @property
+    def enforcer(self) -> Enforcer:
+        """What is in force for containers that have not chosen for themselves."""
+        return enforcer_in_force(self.enforce, self.native, self.tracker != "nvml")
+
+    def enforcer_of(self, container: Container) -> Enforcer:
+        """What is in force for a container."""
+        native = self.native and container.cgroup.unified is not None
+        wanted = container.enforcer or self.enforce
+        return enforcer_in_force(wanted, native, self.tracker != "nvml")
 
 
 # share_id -> figures of the tracker; an instance without an entry has no figures now.

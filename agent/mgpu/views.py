@@ -83,7 +83,7 @@ def _instance_row(
     facts: NodeFacts,
 ) -> Row:
     weight = instance.compute_weight
-    enforcer = container.enforcer or facts.enforcer
+    enforcer = facts.enforcer_of(container)
     return {
         "container_id": container.short_id,
         "device_id": card.device.index if card else instance.device_index,

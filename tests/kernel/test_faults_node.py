@@ -349,6 +349,23 @@ def test_without_nvml(node):
     assert node.metric("mgpu_agent_info", tracker="cuda") == 1
 
 
+def test_insisting_on_the_drivers_own_limits_where_it_has_none():
+    with a_node(enforce="native") as node:
+        code, last = refused(node)
+        assert code == 7
+        assert "R615" in last
+
+
+def test_a_container_that_insists_on_the_drivers_own_limits(node):
+    node.start_agent()
+    done = node.cli("run", *SHARE, "--enforcer", "native", "--", "true", check=False)
+    assert done.returncode == 125
+    assert "R615" in done.stderr
+    assert node.containers() == []
+    assert not check(node, "enforcer", "native")["available"]
+    assert check(node, "enforcer", "kill")["in_use"]
+
+
 # Ends
 
 

@@ -53,7 +53,7 @@ PURE_LIBRARY = {
     "typing",
 }
 OWNERS = {
-    "pynvml": {"mgpu.devices"},
+    "pynvml": {"mgpu.devices", "mgpu.native"},
     "sqlite3": {"mgpu.statefile", "mgpu.ledger"},
     "prometheus_client": {"mgpu.metrics"},
     "pyroute2": {"mgpu.procevents"},

@@ -11,7 +11,7 @@ from typing import Dict, Iterator, List, Optional
 
 import pytest
 
-from mgpu.devices import _Caller, _NoAnswer
+from mgpu.caller import Caller, NoAnswer
 
 READER = Path(__file__).with_name("devices_reader.py")
 MIB = 1024 * 1024
@@ -153,9 +153,9 @@ def test_nvml_may_come_after_the_agent(lab, tmp_path: Path) -> None:
 
 def test_one_hung_call_holds_up_only_its_own_caller() -> None:
     release = threading.Event()
-    hung, well = _Caller("hung"), _Caller("well")
+    hung, well = Caller("hung"), Caller("well")
     first = hung.ask(release.wait)
-    with pytest.raises(_NoAnswer):
+    with pytest.raises(NoAnswer):
         hung.ask(lambda: 1).result(0)
     assert well.ask(lambda: 2).result(5) == 2
     release.set()
@@ -167,7 +167,7 @@ def test_what_a_call_raises_reaches_the_asker() -> None:
     def fail() -> Optional[int]:
         raise ValueError("no")
 
-    caller = _Caller("failing")
+    caller = Caller("failing")
     with pytest.raises(ValueError, match="no"):
         caller.ask(fail).result(5)
     assert caller.ask(lambda: 4).result(5) == 4

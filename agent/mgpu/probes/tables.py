@@ -17,7 +17,12 @@ from mgpu.probes.loader import Loader
 from mgpu.unseen import ProcessShare
 
 T = TypeVar("T", bound=Structure)
-_ENFORCE = {Enforcer.KILL: layout.ENFORCE_KILL, Enforcer.OBSERVE: layout.ENFORCE_OBSERVE}
+# Where the driver refuses by itself the programs only count.
+_ENFORCE = {
+    Enforcer.NATIVE: layout.ENFORCE_OBSERVE,
+    Enforcer.KILL: layout.ENFORCE_KILL,
+    Enforcer.OBSERVE: layout.ENFORCE_OBSERVE,
+}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _PACKET_HEAD = bytes(14)

@@ -46,10 +46,6 @@ class Tracking:
         """The tracker's name: ``cuda`` or ``nvml``."""
         return "cuda" if self.tracker is not None else "nvml"
 
-    def enforcer(self, wanted: Enforcer) -> Enforcer:
-        """What can be enforced: nothing without a tracker in the kernel."""
-        return wanted if self.tracker is not None else Enforcer.OBSERVE
-
     def start(self) -> None:
         """Programs and maps in the kernel, tracepoints attached.
 
