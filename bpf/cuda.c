@@ -175,9 +175,14 @@ int mgpu_mipmap(struct pt_regs *ctx)
 	depth_shift = shape.flags & (ARRAY_LAYERED | ARRAY_CUBEMAP) ? 0 : 1;
 	/* past the level of one element there is none, whatever was asked for */
 	extents = shape.width | shape.height | (depth_shift ? shape.depth : 0);
-	MGPU_LOOP (int level = 0; level < MAX_MIP_LEVELS && level < levels && extents >> level; level++)
+	MGPU_LOOP (int level = 0; level < MAX_MIP_LEVELS; level++) {
+		/* Else clang makes one bound of the two, which the verifier of 6.1 does not follow. */
+		asm volatile("" : "+r"(levels));
+		if (level >= levels || !(extents >> level))
+			break;
 		elements += at_least_1(shape.width >> level) * at_least_1(shape.height >> level) *
 			    at_least_1(shape.depth >> (level * depth_shift));
+	}
 	return enter(elements * element_bytes(shape.format, shape.channels),
 		     PT_REGS_PARM1(ctx), 0, 0);
 }
